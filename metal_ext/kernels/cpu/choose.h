@@ -1,6 +1,6 @@
-// Functions over a row of logits, to choose a token. Included once per instruction set.
+// Functions over a row of logits, to choose a token (ChooseKernels).
 
-// Sums are kept in double: half a vector of floats makes one vector of doubles.
+// Sums are computed in double. Half a vector of floats makes one vector of doubles.
 typedef float HalfVec __attribute__((vector_size(kLanes * 2)));
 typedef double DoubleVec __attribute__((vector_size(kLanes * 4)));
 

@@ -1,12 +1,12 @@
-// Attention of many rows of one sequence: prefill. Included once per instruction set. Each lane of
-// a vector of scores is a query row: sums never cross lanes, and all rows share K and V.
+// Attention of many rows of one sequence, for chunks of prompts. Each lane of a vector of scores is
+// a query row, so that sums never cross lanes. All rows share the reads of K and V.
 
-// The number of vectors of query rows that are scored together.
+// score_tile() scores this many vectors of query rows together.
 constexpr size_t kRowVecs = kLanes < 8 ? 4 : 2;
-// The rows of an add_slab(). Without AVX they are fewer: a broadcast takes two instructions.
+// The number of rows in one add_slab(), less without AVX, where a broadcast takes two instructions.
 constexpr size_t kAddRows = kLanes < 8 && kSumRegisters < 16 ? 2 : 4;
 
-// Converts D dimensions of some tokens to fp32 [D / W][kTileTokens][W], in kernel order.
+// Converts D dimensions of some tokens' K or V to float32 [D / W][kTileTokens][W], in kernel order.
 template <class KV, size_t D, size_t W>
 inline void widen(const KV* rows, size_t stride, size_t tokens, float* tile) {
   for (size_t t = 0; t < tokens; ++t) {
@@ -21,7 +21,7 @@ inline void widen(const KV* rows, size_t stride, size_t tokens, float* tile) {
   }
 }
 
-// Transposes kLanes vectors: lane i of vector j becomes lane j of vector i.
+// Transposes a matrix of kLanes vectors: lane i of vector j becomes lane j of vector i.
 template <size_t step = 1>
 inline void transpose(Vec* v) {
   if constexpr (step < kLanes) {
@@ -37,8 +37,9 @@ inline void transpose(Vec* v) {
   }
 }
 
-// Computes the sums that score_tokens() keeps in one lane, then adds the `taken` sums below `top`
-// one by one. queries: [D / kLanes][V][kLanes]. Not inlined, to keep the sums in registers.
+// Computes a part of the scores of T tokens: the sums that score_tokens() has in one lane. Adds the
+// `taken` parts stored below `top`, and stores the result in place of the lowest. `queries` is
+// [D / kLanes][V][kLanes]. The function is not inlined, to keep the sums in registers.
 template <size_t D, size_t V, size_t T, size_t taken>
 __attribute__((noinline)) void multiply_lane(const float* queries, const float* keys, float* top) {
   Vec sum[T][V] = {};
@@ -66,7 +67,7 @@ __attribute__((noinline)) void multiply_lane(const float* queries, const float* 
   }
 }
 
-// Computes the sums of lanes `first`, `first` + step, ..., added up pairwise as sums() does.
+// Computes the sum of the parts for lanes `first`, `first` + step, ..., in the order of sums().
 template <size_t D, size_t V, size_t T, size_t step = 1, size_t taken = 0>
 inline void multiply_lanes(const float* queries, const float* keys, size_t first, float* top) {
   if constexpr (step == kLanes) {
@@ -78,11 +79,12 @@ inline void multiply_lanes(const float* queries, const float* keys, size_t first
   }
 }
 
-// Scores keys. queries: [kLanes][D / kLanes][V][kLanes]. scores: [V][kTileTokens][kLanes].
+// Computes the scores [V][kTileTokens][kLanes] of V vectors of query rows with some keys. `queries`
+// is [kLanes][D / kLanes][V][kLanes].
 template <size_t D, size_t V>
 void score_rows(const float* queries, const float* keys, size_t tokens, float* scores) {
   constexpr size_t T = kSumRegisters / V;
-  constexpr size_t kMostWaiting = 5;  // sums: one per halving of 16 lanes, and the last one
+  constexpr size_t kMostWaiting = 5;  // waiting sums: one per halving of 16 lanes, and one more
   for (size_t t = 0; t < tokens; t += T) {
     float waiting[kMostWaiting * T * V * kLanes];
     multiply_lanes<D, V, T>(queries, keys + t * D, 0, waiting);
@@ -94,8 +96,8 @@ void score_rows(const float* queries, const float* keys, size_t tokens, float* s
   }
 }
 
-// Sums the weights of tokens `first`, `first` + `step`, ..., in the order of sum_of(). Each lane is
-// a row.
+// Returns each row's (lane's) sum of the weights of tokens `first`, `first` + `step`, ..., in the
+// order of sum_of().
 template <size_t step = 1>
 inline Vec sum_tokens(const float* weights, size_t first, size_t tokens) {
   if constexpr (step == kLanes) {
@@ -110,7 +112,7 @@ inline Vec sum_tokens(const float* weights, size_t first, size_t tokens) {
   }
 }
 
-// Does what soften() does, for kLanes rows.
+// Does the same as soften() for kLanes rows, one in each lane.
 inline void soften_rows(
     float* scores, size_t tokens, float* highest, float* weight, float* factors) {
   constexpr size_t kChains = 4;
@@ -138,8 +140,8 @@ inline void soften_rows(
   store(factors, factor);
 }
 
-// Sets values[r] = values[r] * factors[r] + sum over tokens [from, to) of weights[t][r] * tile[t],
-// for R rows of S vectors each.
+// Sets values[r] to values[r] * factors[r] + (sum over tokens t in [from, to) of weights[t][r] *
+// tile[t]), for R rows of S vectors each.
 template <size_t D, size_t R, size_t S>
 __attribute__((noinline)) void add_slab(
     const float* weights, const float* factors, const float* tile, size_t from, size_t to,
@@ -170,20 +172,21 @@ __attribute__((noinline)) void add_slab(
 }
 
 // The query rows of consecutive tokens for one KV head, and the rows' intermediate results. Row i
-// is query head i % group at position `position` + i / group. Padding rows fill the last vector.
+// is query head i % group of the token at `position` + i / group. Rows without a token fill the
+// last vector.
 struct Chunk {
   const HeadShape& shape;
   size_t position;
   size_t rows;
-  float* keys;     // [kKeyTokens][head_dim] in fp32
-  float* values;   // [kTileTokens][kValueDims] in fp32
+  float* keys;     // [kKeyTokens][head_dim], converted
+  float* values;   // [kTileTokens][kValueDims], converted
   float* queries;  // [rows][head_dim], as score_rows reads them
   float* scores;   // [rows / kLanes][kTileTokens][kLanes]
   float* factors;  // [rows]
   Partial split;   // the result over the current split of the keys
   Partial total;   // the joined results over earlier splits
 
-  // Returns how many of the `tokens` keys from `token` on row i may see.
+  // Returns the number of keys, of the `tokens` keys from `token` on, to which row i attends.
   size_t visible(size_t i, size_t token, size_t tokens) const {
     if (token + tokens <= position + 1) {
       return tokens;
@@ -193,7 +196,7 @@ struct Chunk {
   }
 };
 
-// Calls body(first row, constant V) for blocks of V vectors of rows.
+// Cuts the rows into blocks of V vectors of rows. Calls body(first row, constant V) for each block.
 template <class Body>
 inline void for_row_blocks(size_t rows, const Body& body) {
   size_t row = 0;
@@ -205,7 +208,8 @@ inline void for_row_blocks(size_t rows, const Body& body) {
   }
 }
 
-// Copies `count` query rows into chunk.queries in the order of score_rows(). Padding repeats row 0.
+// Copies `count` query rows to chunk.queries, in the order that score_rows() needs. Row 0 is
+// repeated to fill the last vector.
 template <size_t D>
 void turn_queries(const Chunk& chunk, const float* prepared, size_t count) {
   const size_t group = chunk.shape.group();
@@ -246,7 +250,7 @@ void score_tile(const Chunk& chunk, const KV* keys, size_t token, size_t tokens)
   }
 }
 
-// Softens kLanes rows. Keys that a row may not see get the weight 0.
+// Calls soften_rows() for kLanes rows. Keys after a row's own position get the weight 0.
 void soften_tile(const Chunk& chunk, size_t row, size_t token, size_t tokens) {
   float* const scores = chunk.scores + row * kTileTokens;
   const size_t most = chunk.visible(row + kLanes - 1, token, tokens);

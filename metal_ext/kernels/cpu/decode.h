@@ -1,18 +1,18 @@
-// Attention of one row over a split of its keys: decode. Included once per instruction set.
+// Attention of one row over a split (part) of its keys, for tokens that are being generated.
 
-// In long sequences reading takes the time. All heads of a few rows are read before the next rows,
-// so that memory is read in one direction. Lines are prefetched kFetchTokens ahead, a few at a time
-// between arithmetic: all at once would fill the core's miss buffers and stall the arithmetic.
+// In long sequences, reads from memory take most of the time. All heads of a few rows are read
+// before the next rows, so that memory is read in one direction. Cache lines are prefetched
+// kFetchTokens ahead, a few at a time, because many at once would stall the arithmetic.
 constexpr size_t kScoreStep = 8;  // tokens
 constexpr size_t kValueStep = 4;
 constexpr size_t kFetchTokens = 16;
 constexpr size_t kLineBytes = 64;
 
-// The tokens scored together for H query heads: enough for one vector of scores.
+// The number of tokens that are scored together for H query heads, to fill one vector of scores.
 template <size_t H>
 constexpr size_t kScoreRun = kLanes / H;
 
-// Scores kScoreRun<H> tokens at most for H query heads that share a KV head.
+// Computes the scores of at most kScoreRun<H> tokens for H query heads that share a KV head.
 template <class KV, size_t D, size_t H>
 inline void score_tokens(
     const float* queries, const KV* keys, size_t stride, size_t tokens, float* scores) {
@@ -53,7 +53,7 @@ inline void score_tokens(
   }
 }
 
-// Sets values[h] = values[h] * factor[h] + sum over t of weights[h][t] * rows[t], for H heads.
+// Sets values[h] to values[h] * factors[h] + (sum over t of weights[h][t] * rows[t]), for H heads.
 template <class KV, size_t D, size_t H>
 inline void add_values(
     const float* weights, const float* factors, const KV* rows, size_t stride, size_t tokens,
@@ -89,7 +89,7 @@ inline void add_values(
   }
 }
 
-// Calls body(head, constant H) for runs of 4, 2 and 1 heads that make up `group` heads.
+// Cuts `group` heads into runs of 4, 2 or 1 heads. Calls body(first head, constant H) for each run.
 template <class Body>
 inline void for_head_runs(size_t group, const Body& body) {
   size_t head = 0;
@@ -105,7 +105,7 @@ inline void for_head_runs(size_t group, const Body& body) {
   }
 }
 
-// Prefetches a KV head's numbers of the `tokens` rows that come kFetchTokens rows later.
+// Prefetches one KV head's part of `tokens` rows, beginning kFetchTokens rows after `head`.
 template <class KV, size_t D>
 inline void fetch_ahead(const KV* head, size_t stride, size_t tokens) {
   for (size_t t = 0; t < tokens; ++t) {
@@ -116,7 +116,7 @@ inline void fetch_ahead(const KV* head, size_t stride, size_t tokens) {
   }
 }
 
-// Attends over one tile of tokens, for some KV heads and their query heads.
+// Adds the attention over one tile of tokens to `out`, for some KV heads and their query heads.
 template <class KV, size_t D>
 void attend_tile(
     const HeadShape& shape, const HeadRun& kv_heads, const float* prepared, const KV* keys,

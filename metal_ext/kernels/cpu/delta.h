@@ -1,5 +1,5 @@
-// A gated delta net over tokens, in float32: convolution, unit vectors, recurrence (Yang, Kautz,
-// Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464). Included once per instruction set.
+// The convolution, the unit vectors and the recurrence of a gated delta net, in float32 (Yang,
+// Kautz, Hatamizadeh, "Gated Delta Networks", arXiv 2412.06464). A token changes the state S:
 //   S = decay S + (v - decay S k) beta k^T,   y = S q.
 
 void convolve(
@@ -29,10 +29,10 @@ void normalize(const float* x, float eps, float scale, size_t n, float* out) {
   });
 }
 
-// The number of a state's rows that share each loaded vector of keys and queries.
+// Each loaded vector of a key or query serves this many rows of the state.
 constexpr size_t kStateRows = 4;
 
-// Sets partial[i] = row i of the state times x, lane by lane.
+// Sets partial[i] to the product of row i of the state and x, whose lanes are not yet added up.
 inline void state_times(const float* state, const float* x, size_t dims, Vec* partial) {
   for (size_t row = 0; row < kLanes; row += kStateRows) {
     const float* const rows = state + row * dims;
@@ -49,7 +49,8 @@ inline void state_times(const float* state, const float* x, size_t dims, Vec* pa
   }
 }
 
-// Sets to = from * decay + change k^T, and partial[i] = row i of `to` times q, lane by lane.
+// Sets `to` to from * decay + change k^T. Sets partial[i] to the product of row i of `to` and q,
+// whose lanes are not yet added up.
 inline void state_step(
     const float* from, float* to, const float* key, const float* query, const float* change,
     float decay, size_t dims, Vec* partial) {
@@ -76,7 +77,8 @@ inline void state_step(
   }
 }
 
-// Takes kLanes rows of the state through all tokens, so that these rows stay in the first cache.
+// Computes all tokens for kLanes rows of the state before the next rows, so that the rows stay in
+// the first-level cache.
 void recur(const DeltaHead& head, const DeltaRun& run) {
   const size_t dims = head.key_dim;
   for (size_t row = 0; row < head.value_dim; row += kLanes) {

@@ -10,7 +10,7 @@
 #include <sys/auxv.h>
 #endif
 
-// Chooses among the kernels' instruction sets at run time.
+// Chooses the kernels' instruction set at run time.
 namespace quire::cpu {
 
 #if defined(__x86_64__)
@@ -27,8 +27,8 @@ namespace neon { extern const Kernels kernels; }
 
 namespace {
 
-// Returns true if this process may use AMX tiles for bfloat16 and bytes; Linux grants them on
-// request. CPUID.(EAX=07H,ECX=0):EDX, bits 22, 24 and 25; ARCH_REQ_XCOMP_PERM for XTILEDATA.
+// Returns true if this process may use AMX tiles for bfloat16 and bytes. Checks the processor
+// (CPUID leaf 7, EDX bits 22, 24, 25), then requests the tiles from Linux (ARCH_REQ_XCOMP_PERM).
 #if defined(__x86_64__)
 bool may_use_tiles() {
 #if defined(__linux__)
@@ -42,7 +42,7 @@ bool may_use_tiles() {
 #endif
 }
 #else
-// Returns true with Armv8.2's DotProd, which adds products of bytes. Every arm64 Mac has DotProd.
+// Returns true if the processor can add products of bytes (Armv8.2's DotProd). Every arm64 Mac can.
 bool has_dots() {
 #if defined(__linux__)
   return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;

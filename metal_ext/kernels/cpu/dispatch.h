@@ -5,17 +5,18 @@
 
 #include "cpu/kernels.h"
 
-// Chooses among the instruction sets that the CPU kernels are compiled for.
+// Chooses one of the instruction sets for which the CPU kernels are compiled.
 namespace quire::cpu {
 
 // Returns the instruction sets that this machine can run, the best one first: "amx", "bf16",
 // "vnni", "avx512", "avx2", "sse2" on x86-64; "dotprod", "neon" on arm64.
 std::vector<std::string> available();
 
-// name: an instruction set, or "auto" for the best one. Throws std::invalid_argument for others.
+// Returns the kernels of an instruction set, or with "auto" of the best one. Throws
+// std::invalid_argument for other names.
 const Kernels& select(const std::string& name);
 
-// name: "float32", "bfloat16" or "int8". Throws std::invalid_argument for other names.
+// Converts "float32", "bfloat16" or "int8". Throws std::invalid_argument for other names.
 Activations activations_of(const std::string& name);
 
 // Returns true if the kernels were built for heads of `head_dim` dimensions.

@@ -7,29 +7,29 @@
 #include <functional>
 #include <limits>
 
-// Finds the weight at which top_k and top_p cut a row, without sorting.
+// Finds the smallest weight that passes top_k and top_p, without sorting the weights.
 namespace quire::cpu {
 namespace {
 
-// Floats from 0 to 1 rise with their bits, and their upper two bits are 0. Three histograms
-// therefore find one weight: each splits the bucket that the one before chose, by ten more bits.
+// The bits of floats from 0 to 1 rise with the floats, and the upper two bits are 0. So three
+// histograms of ten bits find one weight: each splits the bucket that the histogram before chose.
 constexpr uint32_t kBucketBits = 10;
 constexpr uint32_t kBuckets = 1u << kBucketBits;
 constexpr int kFirstShift = 2 * kBucketBits;
 
-// A bound below every weight that is not 0.
+// The smallest weight that is not 0.
 constexpr float kLeastWeight = std::numeric_limits<float>::min();
-// Weights per piece of a row. The filter first looks at a piece's largest weight.
+// The number of weights in a piece of a row. The largest weight of each piece gives a first bound.
 constexpr size_t kPieceWeights = 256;
-// A factor that keeps the bound valid after rounding.
+// A factor by which the bound of top_p is lowered, so that rounding cannot make it too high.
 constexpr double kBelow = 0.5;
 
-// Equal weights among all weights in falling order, and the weights before them.
+// A run of equal weights among all weights in falling order.
 struct Run {
   float weight;
   size_t count;
-  size_t before;      // number of earlier weights
-  double sum_before;  // their sum
+  size_t before;      // number of larger weights
+  double sum_before;  // sum of the larger weights
 };
 
 struct Bucket {
@@ -37,8 +37,8 @@ struct Bucket {
   size_t count;
 };
 
-// Returns the last run before which there are fewer than `count` weights, of a sum below `sum`; or
-// the first run.
+// Returns the last run for which there are fewer than `count` larger weights, with a sum below
+// `sum`. If there is none, returns the first run.
 Run last_run(float* weights, size_t n, size_t count, double sum) {
   Run run{0.0f, 0, 0, 0.0};
   uint32_t chosen = 0;
@@ -79,7 +79,7 @@ Run last_run(float* weights, size_t n, size_t count, double sum) {
   return run;
 }
 
-// Returns a weight that `count` weights reach: the `count`-th of the pieces' largest weights.
+// Returns a weight that at least `count` weights reach, from the largest weight of each piece.
 float reached_by(
     const ChooseKernels& kernels, size_t count, const float* weights, size_t n, float* scratch) {
   const size_t pieces = n / kPieceWeights;
@@ -113,7 +113,7 @@ float filter_floor(
   if (filter.top_p >= 1.0) {
     return floor;
   }
-  // Even n weights below `rest` have a smaller sum than the weights that top_p cuts.
+  // All weights below `rest` together are less than the part of `total` that top_p removes.
   const double rest = (1.0 - filter.top_p) * total / static_cast<double>(n);
   const float least = std::max(floor, static_cast<float>(rest * kBelow));
   const size_t count = kernels.collect(weights, least, n, scratch);

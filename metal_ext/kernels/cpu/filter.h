@@ -4,17 +4,19 @@
 
 #include "cpu/kernels.h"
 
-// Filters tokens by top_k and top_p. Weights are probabilities times a common factor, at most 1.
+// Filters tokens by top_k and top_p. A weight is a token's probability times a factor that all
+// tokens share, and is at most 1.
 namespace quire::cpu {
 
 struct Filter {
-  size_t top_k;  // at least 1; the number of tokens turns it off
-  double top_p;  // 1 turns it off
+  size_t top_k;  // at least 1; the vocabulary's size turns this filter off
+  double top_p;  // 1 turns this filter off
 };
 
-// Returns the smallest weight that stays. In falling order, a token stays while it is among the
-// first top_k and the earlier tokens' share is below top_p. The first token always stays; tokens of
-// weight 0 do not count. Takes O(n). weights: [n]; total: their sum; scratch: [n].
+// Returns the smallest weight that passes the filter. In order of falling weights, a token passes
+// if it is among the first top_k, and the share of all earlier tokens is below top_p. The first
+// token always passes. Weights of 0 are ignored. `total` is the sum of the n weights, and `scratch`
+// has room for n floats. The time is O(n).
 float filter_floor(
     const ChooseKernels& kernels, const Filter& filter, const float* weights, size_t n,
     double total, float* scratch);

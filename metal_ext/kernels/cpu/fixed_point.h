@@ -1,26 +1,26 @@
-// Rows of x as fixed-point numbers, for weights of 4 and 8 bits. A group of x is one float32 times
-// whole numbers of 24, 16 or 8 bits, cut into bytes, the limbs. Sums of codes times limbs are whole
-// numbers of 32 bits, exact in any order. Each number loses at most about 2^-24 (2^-16, 2^-8) of
-// the group's largest magnitude. Included once per instruction set.
+// Prepares rows of x as fixed-point numbers, for weights of 4 and 8 bits. A group of x becomes one
+// float32 times whole numbers of 24, 16 or 8 bits, which are cut into bytes (limbs). Sums of codes
+// times limbs are whole numbers of 32 bits, so they are exact in any order. The error is at most
+// about 2^-24 (2^-16, 2^-8) of the group's largest magnitude.
 //   x[i] = largest / kLargestWhole * (limb[0][i] * 2^16 + limb[1][i] * 2^8 + limb[2][i])
-// A prepared row:
+// The layout of a prepared row is:
 //   [groups]{ the largest magnitude, the sum of x } float32
 //   [groups][limbs][group] signed bytes
 
 constexpr size_t kMostLimbs = 3;
-// QUIRE_DOTS: some instructions add products of bytes; QUIRE_WIDE_DOTS: they add in 32 bits.
+// QUIRE_DOTS is defined if the instruction set adds products of bytes, and QUIRE_WIDE_DOTS if it
+// adds them in 32 bits.
 #if defined(__AVX512VNNI__) || defined(__ARM_FEATURE_DOTPROD)
 #define QUIRE_WIDE_DOTS
 #endif
 #if defined(__AVX2__) || defined(QUIRE_WIDE_DOTS)
 #define QUIRE_DOTS
 #endif
-// arm64's instructions (4 lanes) take signed codes: 128 is subtracted from codes of 8 bits.
+// On arm64 (4 lanes) the instructions need signed codes, so 128 is subtracted from codes of 8 bits.
 constexpr bool kSignedCodes = kLanes == 4;
 
-// Returns the number of limbs of x for such weights, or 0 if x stays float32. Where products of
-// bytes are not added in 32 bits at once, only one limb is faster than float32, and only for codes
-// of 4 bits.
+// Returns the number of limbs (bytes of a number of x) for these weights, or 0 if x stays float32.
+// Without QUIRE_WIDE_DOTS, only one limb with codes of 4 bits is faster than float32.
 constexpr size_t limbs_of(const LinearShape& shape) {
   [[maybe_unused]] const bool narrow = shape.activations == Activations::int8;
 #if defined(__AMX_INT8__)
@@ -35,11 +35,12 @@ constexpr size_t limbs_of(const LinearShape& shape) {
 #endif
 }
 
-// The largest whole numbers, 127 * (2^16 + 2^8 + 1) and 127 * (2^8 + 1), less room for rounding.
+// The largest whole number of 3, 2 or 1 limbs, 127 * (2^16 + 2^8 + 1), 127 * (2^8 + 1) or 127. The
+// first two are a little less, for rounding.
 template <size_t Limbs>
 constexpr float kLargestWhole = Limbs == 3 ? 8355000.0f : Limbs == 2 ? 32638.0f : 127.0f;
 
-// Calls body with the number of limbs of x as a constant.
+// Calls body with limbs_of(shape) as a compile-time constant.
 template <class Body>
 void with_limbs(const LinearShape& shape, const Body& body) {
   switch (limbs_of(shape)) {
@@ -74,9 +75,9 @@ inline GroupFactors split_group(const float* x, size_t group, std::byte* limbs) 
     sum += numbers;
     most = larger(numbers < Vec{} ? -numbers : numbers, most);
   }
-  // A NaN in x is not the largest and becomes some number, but the group's sum is NaN.
+  // A NaN in x may become any whole number, but the group's sum is NaN, and so is the output.
   const GroupFactors factors{largest_of(most), sum_of(sum)};
-  // The division takes two steps, because 1 / largest may overflow float32.
+  // A small `largest` is first multiplied by 2^64, because 1 / largest might overflow float32.
   const float up = factors.largest < 0x1p-64f ? 0x1p64f : 1.0f;
   const float least = factors.largest * up;
   const Vec scale = all(kLargestWhole<Limbs> / (least == 0.0f ? 1.0f : least));
@@ -105,7 +106,7 @@ void prepare_fixed_point(
   });
 }
 
-// The scales of a group of weights, for the outputs of a panel.
+// The scales and biases of a group of inputs, for the outputs of a panel.
 struct GroupScales {
   Vec scale[kPanelVecs];  // the weights' scales divided by kLargestWhole
   Vec bias[kPanelVecs];
@@ -128,9 +129,9 @@ inline GroupScales scales_at(const LinearShape& shape, const std::byte* group) {
   return found;
 }
 
-// Adds a group to a total. sums: of codes times each limb, the highest first. Whole numbers become
-// floats only here, so that all instructions give the same bits. The two lower limbs are added as
-// integers first, which fits 32 bits: 255 * 128 * 128 * 257 < 2^31.
+// Returns `total` plus a group's part. `sums` has the sum of codes times each limb, highest limb
+// first. Whole numbers become floats only here, so that all instruction sets give the same bits.
+// The two lower sums are added as integers, which fits 32 bits: 255 * 128 * 128 * 257 < 2^31.
 template <size_t Limbs>
 inline Vec add_group(const IntVec* sums, Vec scale, Vec bias, const GroupFactors* x, Vec total) {
   IntVec lower = sums[Limbs - 1];
@@ -157,7 +158,7 @@ struct CodeCall : ProductCall {
   }
 };
 
-// The number of vectors of codes in a word. Each has the codes of 4 inputs at kLanes outputs.
+// read_codes() unpacks a vector of words to this many vectors, with the codes of 4 inputs each.
 template <size_t Bits>
 constexpr size_t kCodeParts = 8 / Bits;
 

@@ -14,15 +14,15 @@
 #include <arm_neon.h>
 #endif
 
-// All CPU kernels, compiled once per instruction set: QUIRE_ISA is its name and namespace,
-// QUIRE_LANES its floats per vector. No function of the standard library may be called here or in
-// the includes: the linker keeps one copy of an inline function, which must not need AVX-512.
+// All CPU kernels. This file and its includes are compiled once per instruction set. QUIRE_ISA is
+// the set's name and namespace, QUIRE_LANES the number of floats in a vector. No file may call the
+// standard library: of an inline function the linker keeps one copy, which might need AVX-512.
 namespace quire::cpu::QUIRE_ISA {
 namespace {
 
 #include "cpu/simd.h"
 
-// The registers for sums: half of all, and more (kTallSums) when weights are floats in memory.
+// The number of registers for sums: half of all, or kTallSums if weights are floats in memory.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr size_t kSumRegisters = 16;
 constexpr size_t kTallSums = 24;
@@ -54,7 +54,7 @@ constexpr size_t kTallSums = 12;
 template <size_t Bits>
 void multiply_codes(const CodeCall& call, size_t first, size_t panels) {
 #if defined(__AMX_INT8__)
-  // With fewer rows vector instructions are faster than the matrix unit, which stores whole tiles.
+  // With fewer rows, vector instructions are faster than the unit, which always stores whole tiles.
   constexpr size_t kLeastTileRows = 5;
   if (call.rows >= kLeastTileRows) {
     for_panel_runs(first, panels, [&](size_t from, size_t count) {

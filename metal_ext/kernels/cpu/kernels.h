@@ -5,15 +5,15 @@
 
 #include "cpu/linear.h"
 
-// The CPU kernels on plain pointers. They know no MLX, no blocks of K and V, and no threads.
+// The CPU kernels. They compute on plain pointers, without MLX, blocks of K and V, or threads.
 namespace quire::cpu {
 
 enum class KVType { bfloat16, float32 };
 
 constexpr size_t size_of(KVType type) { return type == KVType::bfloat16 ? 2 : 4; }
 
-// The keys of one softmax step, and the keys of one partial result, both counted from position 0: a
-// row's order of summation depends on its position alone, not on other rows or the threads.
+// Attention reads the keys in tiles (one softmax step each) and splits (one partial result each).
+// Both are cut from position 0 on, so a row's order of summation depends on its position alone.
 constexpr size_t kTileTokens = 64;
 constexpr size_t kSplitTokens = 256;
 
@@ -26,7 +26,7 @@ struct HeadDim {
 
 constexpr size_t kMaxHeadDim = 256;
 
-// Calls body(HeadDim<head_dim>{}) if the kernels are built for this head_dim, a power of two.
+// Calls body(HeadDim<head_dim>{}) if the kernels are built for this head_dim, or does nothing.
 template <class Body>
 void for_head_dim(size_t head_dim, const Body& body) {
   switch (head_dim) {
@@ -42,7 +42,7 @@ constexpr size_t splits_of(size_t tokens) {
   return (tokens + kSplitTokens - 1) / kSplitTokens;
 }
 
-// A token's row is [kv_head][head_dim], contiguous; rows follow each other without a gap.
+// The shape of a layer's heads. A token's row of K or V is [kv_heads][head_dim]. Rows are adjacent.
 struct HeadShape {
   size_t query_heads;
   size_t kv_heads;
@@ -63,11 +63,11 @@ struct HeadRun {
   constexpr size_t end() const { return first + count; }
 };
 
-// The attention over some of the keys, for each query head, not yet divided by the sum of weights.
+// The attention of one row over a part of the keys, before the division by the sum of weights.
 struct Partial {
-  float* highest;  // [query_heads] highest score
-  float* weight;   // [query_heads] sum of exp(score - highest)
-  float* values;   // [query_heads][head_dim] weighted sum, in kernel order (Kernels)
+  float* highest;  // [query_heads]: the highest score
+  float* weight;   // [query_heads]: the sum of exp(score - highest)
+  float* values;   // [query_heads][head_dim]: the weighted sum of values, in kernel order (Kernels)
 
   static constexpr size_t floats(size_t heads, size_t head_dim) { return heads * (head_dim + 2); }
   static Partial at(float* memory, size_t heads) {
@@ -75,13 +75,14 @@ struct Partial {
   }
 };
 
-// The most rows of an attend_chunk call, and the number of keys that it converts to fp32 at a time,
-// which the first cache holds beside the queries.
+// An attend_chunk call has at most kChunkRows rows. It converts kKeyTokens keys to float32 at a
+// time, which fit in the first-level cache beside the queries.
 constexpr size_t kChunkRows = 32;
 constexpr size_t kKeyTokens = 16;
 constexpr size_t kValueDims = 64;
 
-// The operations between a layer's products, on one row of float32. out may be an input.
+// The operations of a layer between its matrix products. They compute one float32 row. The output
+// may be the memory of an input.
 struct LayerKernels {
   // Computes x / sqrt(mean(x^2) + eps) * weight, [n] each.
   void (*rms_norm)(const float* x, const float* weight, float eps, size_t n, float* out);
@@ -89,7 +90,8 @@ struct LayerKernels {
   // Computes SiLU(gates) * up, [n] each.
   void (*gate)(const float* gates, const float* up, size_t n, float* out);
 
-  // Rotates a head's halves against each other. angles: [head_dim / 2] cosines, then the sines.
+  // Rotates numbers i and i + head_dim / 2 of a head by RoPE. `angles` has head_dim / 2 cosines,
+  // then as many sines.
   void (*rotate)(const float* x, const float* angles, size_t head_dim, float* out);
 
   // Computes to += x, [n] each.
@@ -98,20 +100,21 @@ struct LayerKernels {
   // Computes to += scale * x, [n] each.
   void (*add_scaled)(const float* x, float scale, size_t n, float* to);
 
-  // Computes e^x over the sum of all e^x, [n] each. One NaN or infinity makes all results NaN.
+  // Computes e^x / (sum of all e^x), [n] each. One NaN or infinity makes all results NaN.
   void (*softmax)(const float* x, size_t n, float* out);
 };
 
-// A head of a gated delta net, with a state [value_dim][key_dim]. Both dims are multiples of 16.
+// A value head of a gated delta net. Its state is [value_dim][key_dim]; both are multiples of 16.
 struct DeltaHead {
   size_t key_dim;
   size_t value_dim;
 };
 
-// Consecutive tokens of one value head. Rows of queries, keys and values are `stride` apart.
+// A run of consecutive tokens for one value head. Rows of queries, keys and values are `stride`
+// numbers apart.
 struct DeltaRun {
   size_t count;
-  const float* from;  // the state before the tokens; null for zeros
+  const float* from;  // the state before the tokens, or null for a state of zeros
   float* to;          // the state after the tokens; may be `from`
   const float* queries;
   const float* keys;
@@ -119,63 +122,65 @@ struct DeltaRun {
   size_t stride;
   const float* decays;  // [count]
   const float* betas;   // [count]
-  float* out;           // rows [value_dim], out_stride apart
+  float* out;           // rows [value_dim], out_stride numbers apart
   size_t out_stride;
 };
 
-// The operations of a gated delta net between its products, in float32.
+// The operations of a gated delta net between its matrix products, in float32.
 struct DeltaKernels {
-  // Computes SiLU of the sum of `taps` rows [n] by weights[tap * stride + i]. Null is zeros.
+  // Computes SiLU(sum over taps of rows[tap][i] * weights[tap * stride + i]) for i < n. A row that
+  // is null counts as zeros.
   void (*convolve)(
       const float* const* rows, const float* weights, size_t taps, size_t stride, size_t n,
       float* out);
 
-  // Computes x * scale / sqrt(sum(x^2) + eps), [n]. out may be x.
+  // Computes x * scale / sqrt(sum(x^2) + eps), [n] each. `out` may be `x`.
   void (*normalize)(const float* x, float eps, float scale, size_t n, float* out);
 
-  // Runs the recurrence token by token, so that the bits do not depend on the cut into runs.
+  // Runs the recurrence over a run's tokens one by one, so that a cut into runs changes no bit.
   void (*recur)(const DeltaHead&, const DeltaRun&);
 };
 
-// Functions over a row of logits or a part of a row. Sums are in double.
+// Functions over [n] logits or weights, to choose a token. Sums are computed in double.
 struct ChooseKernels {
-  // Returns the largest of [n] numbers that is no NaN, or -inf. finite: set if all are finite.
+  // Returns the largest number that is not NaN, or -inf. Sets `finite` to true if all are finite.
   float (*largest)(const float* x, size_t n, bool* finite);
 
-  // Sets weights = e^((x - highest) * scale), [n] each, and 0 for NaN. Returns the weights' sum.
+  // Sets weights[i] to e^((x[i] - highest) * scale), or to 0 for NaN. Returns the weights' sum.
   double (*weigh)(const float* x, float highest, float scale, size_t n, float* weights);
 
-  // Returns the sum of all weights of [n] that are at least the floor.
+  // Returns the sum of the weights that are at least `floor`.
   double (*sum_from)(const float* weights, float floor, size_t n);
 
-  // Copies weights of at least `least` to out [n], in order. Returns the number of copies.
+  // Copies the weights that are at least `least` to `out`, in order. Returns the number of copies.
   size_t (*collect)(const float* weights, float least, size_t n, float* out);
 };
 
-// The functions of one instruction set. In "kernel order" of dimensions, pairs of bfloat16 become
-// floats without a shuffle; prepare_queries and finish convert from and to natural order.
+// The functions of one instruction set. "Kernel order" is the order of a head's dimensions in which
+// pairs of bfloat16 become floats without a shuffle. prepare_queries converts to it, finish back.
 struct Kernels {
   const char* name;
 
-  // Rounds fp32 to bfloat16, to nearest even; every NaN becomes 0x7fc0, as in MLX.
+  // Rounds float32 to bfloat16, to nearest even. Every NaN becomes 0x7fc0, as in MLX.
   void (*to_bfloat16)(const float* source, uint16_t* target, size_t count);
   void (*from_bfloat16)(const uint16_t* source, float* target, size_t count);
 
-  // Sets target to queries [query_heads][head_dim] times scale, in kernel order.
+  // Sets `target` to the queries [query_heads][head_dim] times `scale`, in kernel order.
   void (*prepare_queries)(const HeadShape&, const float* queries, float scale, float* target);
 
-  // Attends with one row to `tokens` (1 to kSplitTokens) keys, for some KV heads. Writes only the
-  // part of `out` for the query heads of these KV heads.
+  // Computes the attention of one row over `tokens` (1 to kSplitTokens) keys, for some KV heads.
+  // Writes only those parts of `out` that belong to the query heads of these KV heads.
   void (*attend_split)(
       const HeadShape&, const HeadRun& kv_heads, const float* prepared, const void* keys,
       const void* values, size_t tokens, Partial out);
 
-  // Joins `count` contiguous partials in order to out [query_heads][head_dim], in natural order.
+  // Combines a row's `count` adjacent partials to out [query_heads][head_dim], in natural order.
   void (*finish)(const HeadShape&, const float* partials, size_t count, float* out);
 
-  // Attends with `rows` (1 to kChunkRows) rows from `position` on, for one KV head, each to all
-  // keys up to its own. prepared, out: the KV head's first query head in the first row; rows are
-  // query_floats() apart. keys, values: the region's start. scratch: chunk_scratch_floats().
+  // Computes the attention of `rows` (1 to kChunkRows) rows from `position` on, for one KV head. A
+  // row attends to all keys up to its own. `prepared` and `out` point to the KV head's first query
+  // head in the first row; rows are query_floats() apart. `keys` and `values` point to the region's
+  // first row. `scratch` has chunk_scratch_floats() floats.
   void (*attend_chunk)(
       const HeadShape&, size_t kv_head, const float* prepared, const void* keys,
       const void* values, size_t rows, size_t position, float* out, float* scratch);
@@ -186,7 +191,7 @@ struct Kernels {
   ChooseKernels choose;
 };
 
-// Returns the scratch for keys and values in fp32, and for each row's intermediate results.
+// Returns the number of scratch floats that attend_chunk needs.
 constexpr size_t chunk_scratch_floats(const HeadShape& shape) {
   const size_t heads = kChunkRows * shape.group();
   return kKeyTokens * shape.head_dim + kTileTokens * kValueDims +

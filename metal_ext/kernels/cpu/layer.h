@@ -1,6 +1,6 @@
-// The operations between a layer's products, in float32. Included once per instruction set.
+// The operations of a layer between its matrix products, in float32 (LayerKernels).
 
-// Calls body(first, count) for every kLanes numbers of n, and for the last, fewer numbers.
+// Calls body(first, count) for runs of kLanes of n numbers. The last run may be shorter.
 template <class Body>
 inline void for_each_vec(size_t n, const Body& body) {
   size_t i = 0;
@@ -12,7 +12,7 @@ inline void for_each_vec(size_t n, const Body& body) {
   }
 }
 
-// Loads `count` numbers; the other lanes are 0.
+// Loads `count` numbers into the first lanes, and 0 into the other lanes.
 inline Vec load_some(const float* from, size_t count) {
   if (count == kLanes) {
     return load(from);
@@ -22,7 +22,7 @@ inline Vec load_some(const float* from, size_t count) {
   return some;
 }
 
-// Loads `count` numbers; the other lanes are `filler`.
+// Loads `count` numbers into the first lanes, and `filler` into the other lanes.
 inline Vec load_filled(const float* from, size_t count, float filler) {
   if (count == kLanes) {
     return load(from);
@@ -53,7 +53,7 @@ void rms_norm(const float* x, const float* weight, float eps, size_t n, float* o
   });
 }
 
-// Returns x / (1 + e^-x), through the exponential of a negative number, which cannot overflow.
+// Returns x / (1 + e^-x). Only exponentials of negative numbers are computed: they cannot overflow.
 inline Vec silu(Vec x) {
   const Vec small = exp_of_negative(x < Vec{} ? x : -x);
   const Vec share = (x < Vec{} ? small : all(1.0f)) / (all(1.0f) + small);

@@ -3,33 +3,34 @@
 #include <cstddef>
 #include <cstdint>
 
-// Linear layers, x [rows][inputs] times W [outputs][inputs] transposed, on plain pointers. W is
-// packed once into panels of 16 outputs, read from beginning to end; missing numbers are zero:
+// Linear layers compute x [rows][inputs] times the transpose of W [outputs][inputs]. W is packed
+// into panels, each with the weights of 16 outputs. Missing outputs of the last panel are zeros.
 //   bfloat16     pairs of inputs:    [inputs / 2][16 outputs][2]
 //   float32      pairs of inputs:    [inputs / 2][2][16 outputs]
 //   4 or 8 bits  groups of inputs:   [groups]{ scales, biases [16], words [n][16] }
-// A word has 32 bits of one output's codes: of 4 inputs, a byte each; or of 8 inputs, the first
-// four in the bytes' lower halves and the last four in the upper ones.
+// A word has 32 bits of one output's codes. With 8 bits it has the codes of 4 inputs, one per byte.
+// With 4 bits it has 8 inputs: the first four in the bytes' lower halves, the others in the upper.
 namespace quire::cpu {
 
 enum class WeightType { bfloat16, float32, bits4, bits8 };
 enum class ScaleType { bfloat16, float32 };
 
-// The type to which x may be rounded, if the instruction set has such products. For codes, bfloat16
-// means whole numbers of 16 bits, scaled by the group's largest magnitude; int8, of 8 bits.
+// The type to which x may be rounded, if the instruction set multiplies this type. With quantized
+// weights, a group of x becomes whole numbers times one scale: bfloat16 means whole numbers of 16
+// bits, int8 of 8 bits.
 enum class Activations { float32, bfloat16, int8 };
 
 constexpr size_t kPanelOutputs = 16;
-// Inputs are padded to a multiple of kInputStep, the inputs of one tile of a matrix unit.
+// Plain weights have zeros up to a multiple of kInputStep inputs, as in one tile of a matrix unit.
 constexpr size_t kInputStep = 32;
 
-// The most inputs that share a scale.
+// The largest group of inputs that share a scale.
 constexpr size_t kMaxGroup = 128;
 
-// The number of panels read at the same time: as many streams as processors handle best.
+// At most this many panels are read at the same time. Processors read more streams more slowly.
 constexpr size_t kMostPanels = 4;
 
-// The most rows of one call of multiply().
+// The largest number of rows of x in one call of multiply().
 constexpr size_t kMaxRows = 256;
 
 constexpr size_t rounded_up(size_t count, size_t step) { return (count + step - 1) / step * step; }
@@ -38,7 +39,7 @@ struct LinearShape {
   size_t outputs;
   size_t inputs;
   WeightType type;
-  size_t group = 0;  // for codes: inputs that share a scale and a bias
+  size_t group = 0;  // number of inputs that share a scale and a bias, if quantized
   ScaleType scales = ScaleType::float32;
   Activations activations = Activations::float32;
 
@@ -71,15 +72,15 @@ struct LinearShape {
   constexpr size_t packed_bytes() const { return panels() * panel_bytes(); }
 };
 
-// The multiplication of an instruction set. Sums are in float32, over the inputs in order or over
-// groups with whole-number sums: an output's bits depend on its own row alone.
+// The multiplication by an instruction set. Sums are in float32, over the inputs in order, or over
+// groups whose sums are whole numbers. So an output's bits depend on one row of x alone.
 struct LinearKernels {
-  // prepared_bytes() returns the bytes of `rows` prepared rows; prepare() prepares one row of x.
+  // prepared_bytes() returns the size of `rows` prepared rows. prepare() converts row `row` of x.
   size_t (*prepared_bytes)(const LinearShape&, size_t rows);
   void (*prepare)(const LinearShape&, const float* x, size_t row, std::byte* prepared);
 
-  // Multiplies 1 to kMaxRows prepared rows by `panels` panels from `first` on. packed: the whole
-  // layer. out: rows `out_stride` floats apart; only these panels' outputs are written.
+  // Multiplies 1 to kMaxRows prepared rows by the panels [first, first + panels) of the layer
+  // `packed`. Writes only these panels' outputs to `out`, whose rows are `out_stride` floats apart.
   void (*multiply)(
       const LinearShape&, const std::byte* packed, const std::byte* prepared, size_t rows,
       size_t first, size_t panels, float* out, size_t out_stride);

@@ -1,18 +1,19 @@
-// Linear layers in float32, for weights of every type. Included once per instruction set.
+// Linear layers in float32, for weights of every type (panels: linear.h). Each instruction set
+// includes this file once.
 
 constexpr size_t kPanelVecs = kPanelOutputs / kLanes;
 static_assert(kPanelOutputs % kLanes == 0);
-// The bytes from the weights that are read to the weights that are prefetched.
+// Weights are prefetched this many bytes before they are read.
 constexpr size_t kWeightsAhead = 2048;
 
-// Returns the offset that is read kWeightsAhead bytes after `at`, while `panels` panels are read at
-// the same time. Past a panel's end, the offset lies in the next panels.
+// Returns the offset in a panel to prefetch while `at` is read, if `panels` panels are read at the
+// same time. Past a panel's end, the offset lies in the panels that are read next.
 constexpr size_t ahead_of(size_t at, size_t panel_bytes, size_t panels) {
   const size_t next = at + kWeightsAhead;
   return next < panel_bytes ? next : next + (panels - 1) * panel_bytes;
 }
 
-// Calls body(first panel, panels) for every Most panels, and for the last, fewer panels.
+// Calls body(first panel, number of panels) for runs of Most panels. The last run may be shorter.
 template <size_t Most = kMostPanels, class Body>
 void for_panel_runs(size_t first, size_t panels, const Body& body) {
   for (size_t p = 0; p < panels; p += Most) {
@@ -20,8 +21,8 @@ void for_panel_runs(size_t first, size_t panels, const Body& body) {
   }
 }
 
-// Calls body.template operator()<P, R>(panel, row) for blocks of R rows of [row, end) by P panels
-// of [first, first + panels), and for smaller blocks at the end.
+// Cuts rows [row, end) and panels [first, first + panels) into blocks of R rows by P panels, with
+// fewer panels at the end. Calls body.template operator()<P, R>(panel, row) for each block.
 template <size_t P, size_t R, class Body>
 void for_panels(size_t row, size_t end, size_t first, size_t panels, const Body& body) {
   size_t p = 0;
@@ -37,13 +38,13 @@ void for_panels(size_t row, size_t end, size_t first, size_t panels, const Body&
   }
 }
 
-// The number of panels to multiply with R rows at once, so that there are at most `Sums` sums.
+// The number of panels to multiply with R rows at once. R times this number is at most `Sums`.
 template <size_t Sums, size_t R>
 constexpr size_t kPanelsOf = Sums / R >= 4 ? 4 : Sums / R >= 2 ? 2 : 1;
 
-// Calls for_panels() for rows [0, rows), in the fewest blocks of at most R rows, all of one size or
-// one less, because a last block of one or two rows would wait for its sums. Many rows share each
-// weight that is read; with fewer rows, more panels are taken at once.
+// Calls for_panels() for rows [0, rows), in as few blocks of at most R rows as possible. The blocks
+// have equal sizes, or one row less: a short last block would wait for each sum. With fewer rows, a
+// block has more panels.
 template <size_t Sums, size_t R, class Body>
 void for_blocks(size_t rows, size_t first, size_t panels, const Body& body) {
   const size_t blocks = (rows + R - 1) / R;
@@ -61,7 +62,7 @@ void for_blocks(size_t rows, size_t first, size_t panels, const Body& body) {
 }
 static_assert(kMostPanels == 4);
 
-// The arguments of a multiply(): prepared rows [0, rows) of x, and packed weights.
+// The arguments of a multiply(): the prepared rows [0, rows) of x, and the packed weights.
 struct ProductCall {
   const LinearShape& shape;
   const std::byte* packed;
@@ -71,10 +72,10 @@ struct ProductCall {
   size_t out_stride;
 
   const std::byte* panel(size_t p) const { return packed + p * shape.panel_bytes(); }
-  const float* floats(size_t row) const;  // for a row of x that stays float32
+  const float* floats(size_t row) const;  // a row of x that was prepared as float32
 };
 
-// Reads a panel's numbers of an even input and of the odd input after the even one.
+// Reads a panel's weights (or scales and biases) of an even input and of the next, odd input.
 template <class Number>
 inline void read_pair(const Number* at, Vec* even, Vec* odd) {
   for (size_t v = 0; v < kPanelVecs; ++v) {
@@ -87,8 +88,8 @@ inline void read_pair(const Number* at, Vec* even, Vec* odd) {
   }
 }
 
-// Reads a panel's weights in order. begin() comes before every kPairs pairs of inputs; pair() gives
-// the weights of an even input and of the next, odd input.
+// Reads a panel's plain weights in order. begin() must come before every kPairs pairs of inputs.
+// pair() returns the weights of an even input and of the next, odd input.
 template <class Number>
 struct Plain {
   static constexpr bool kCodes = false;
@@ -110,12 +111,12 @@ struct Plain {
   }
 };
 
-// Reads a panel's codes. As weight = code * scale + bias, a group needs the sum of codes times x
-// and the sum of x.
+// Reads a panel's codes. A weight is code * scale + bias, so a group of inputs adds (sum of codes
+// times x) * scale + (sum of x) * bias to an output.
 template <size_t Bits, class Scale>
 struct Codes {
   static constexpr bool kCodes = true;
-  static constexpr size_t kPairs = 16 / Bits;  // pairs in a word
+  static constexpr size_t kPairs = 16 / Bits;  // pairs of codes in a word of 32 bits
   const std::byte* at;
   const std::byte* scales = nullptr;  // the scales of the current group
   BitVec words[kPanelVecs] = {};
@@ -139,7 +140,7 @@ struct Codes {
       odd[v] = number_of(words[v] >> (shift + 8));
     }
   }
-  // Adds a group to an output's total. codes: the sum of codes times x; x: the sum of x.
+  // Returns `total` plus a group's part: `codes` is the sum of codes times x, `x` the sum of x.
   Vec close(size_t v, Vec codes, float x, Vec total) const {
     Vec scale[kPanelVecs];
     Vec bias[kPanelVecs];
@@ -163,7 +164,7 @@ void with_weights(const LinearShape& shape, const Body& body) {
   }
 }
 
-// Stores a row's sums, [kPanelOutputs]. The last panel may have fewer outputs.
+// Stores a row's kPanelOutputs sums in `row`. The last panel of a layer may have fewer outputs.
 inline void store_sums_of(const LinearShape& shape, size_t panel, const float* sums, float* row) {
   const size_t first = panel * kPanelOutputs;
   const size_t left = shape.outputs - first;
@@ -186,12 +187,12 @@ inline void store_panel(const LinearShape& shape, size_t panel, const Vec* sums,
   store_sums_of(shape, panel, all_of_them, row);
 }
 
-// Rounds a row's bytes up to an odd number of cache lines, to spread rows over a cache's sets.
+// Rounds a row's size up to an odd number of cache lines, which spreads rows over a cache's sets.
 constexpr size_t odd_lines(size_t bytes) {
   return (rounded_up(bytes, kLineBytes) / kLineBytes | 1) * kLineBytes;
 }
 
-// Returns the number of floats of a prepared row: x, and for codes the sums of x's groups.
+// Returns the number of floats in a prepared row: x, and for quantized weights each group's sum.
 constexpr size_t floats_per_row(const LinearShape& shape) {
   const size_t floats = shape.inputs + (shape.quantized() ? shape.groups() : 0);
   return odd_lines(floats * sizeof(float)) / sizeof(float);
@@ -219,7 +220,7 @@ void prepare_row(const LinearShape& shape, const float* x, size_t row, std::byte
   }
 }
 
-// The sums of R rows of x times P panels.
+// The sums of the products of R rows of x and P panels.
 template <size_t P, size_t R>
 struct Sums {
   Vec at[R][P][kPanelVecs] = {};
@@ -233,8 +234,8 @@ struct Sums {
   }
 };
 
-// Adds products of inputs [from, to) of R rows with P panels; to - from may be odd for plain
-// weights. Loops over sums are unrolled at once: otherwise compilers keep the sums in memory.
+// Adds the products of inputs [from, to) of R rows and P panels. For plain weights, to - from may
+// be odd. Loops over sums are unrolled, because otherwise compilers keep the sums in memory.
 template <class Weights, size_t P, size_t R>
 inline void add_inputs(const LinearShape& shape, Weights* weights, const float* x, size_t from,
                        size_t to, Sums<P, R>& sums) {
@@ -274,7 +275,6 @@ inline void add_inputs(const LinearShape& shape, Weights* weights, const float* 
   }
 }
 
-// Multiplies R rows of x by P panels.
 template <class Weights, size_t P, size_t R>
 [[gnu::noinline]] void multiply_block(
     const LinearShape& shape, const std::byte* packed, const float* x, size_t first, float* out,
@@ -307,8 +307,8 @@ template <class Weights, size_t P, size_t R>
   totals.store_to(shape, first, out, out_stride);
 }
 
-// From kLeastTallRows rows on, a group's codes are first converted to floats in memory, once for
-// all rows, which leaves all registers for sums. Sums get the same bits.
+// With kLeastTallRows rows or more, each group's codes are converted to floats in memory before
+// the multiplication, so that all registers are free for sums. The results have the same bits.
 constexpr size_t kLeastTallRows = 3;
 constexpr size_t kTallPanels = 2;
 constexpr size_t kMostTallRows = 12;
@@ -337,8 +337,8 @@ struct TallGroup {
     }
   }
 
-  // Adds the group to the totals of R rows, [R][kPanelOutputs]. x: the group's inputs; of_x: the
-  // inputs' sums. Rows of x and of of_x are `stride` numbers apart.
+  // Adds the group's part to `totals` [R][kPanelOutputs]. `x` has the group's inputs in R rows, and
+  // `of_x` has each row's sum of the inputs. Both have rows `stride` numbers apart.
   template <size_t R>
   void add_to(const float* x, const float* of_x, size_t stride, size_t group,
               float* totals) const {
@@ -365,7 +365,7 @@ struct TallGroup {
   }
 };
 
-// Multiplies all rows by `panels` panels (1 to kTallPanels) from `first` on.
+// Multiplies all rows by the panels [first, first + panels), at most kTallPanels.
 template <class Weights>
 void multiply_tall(const ProductCall& call, size_t first, size_t panels) {
   const LinearShape& shape = call.shape;

@@ -1,6 +1,6 @@
 // Linear layers of bfloat16 on a matrix unit (Intel's AMX), which multiplies bfloat16 and adds
 // float32. A row of x is cut into two rows of bfloat16 (part rows), whose sum has 16 of float32's
-// 24 bits. Eight rows of x make a block of 16 part rows. Included once per instruction set.
+// 24 bits. Eight rows of x make a block of 16 part rows, which is stored as
 //   [padded inputs / 32] tiles of [16 part rows][32] bfloat16
 
 constexpr size_t kParts = 2;
@@ -8,7 +8,7 @@ constexpr size_t kTileRows = 16;  // number of part rows
 constexpr size_t kBlockRows = kTileRows / kParts;
 constexpr size_t kTileFloats = kTileRows * kPanelOutputs;
 constexpr size_t kTileBytes = kTileFloats * sizeof(float);
-constexpr size_t kTileSums = 4;  // number of tiles that hold sums
+constexpr size_t kTileSums = 4;  // number of the unit's tiles that have sums
 
 size_t x_block_bytes(const LinearShape& shape) {
   return shape.padded_inputs() / kInputStep * kTileBytes;
@@ -18,7 +18,7 @@ size_t prepared_tile_bytes(const LinearShape& shape, size_t rows) {
   return rounded_up(rows, kBlockRows) / kBlockRows * x_block_bytes(shape);
 }
 
-// Cuts kInputStep numbers or fewer into two bfloat16 parts; missing numbers are zero.
+// Cuts `n` (at most kInputStep) numbers into two bfloat16 parts, with zeros up to kInputStep.
 inline void cut(const float* x, size_t n, uint16_t* upper, uint16_t* lower) {
   float whole[kInputStep];
   float rest[kInputStep];
@@ -41,7 +41,7 @@ void prepare_tiles(const LinearShape& shape, const float* x, size_t row, std::by
   }
 }
 
-// The tiles' sizes, by tile number: 0 to 3 are sums, 4 and 5 part rows of x, 6 and 7 weights.
+// The sizes of the unit's tiles. Tiles 0 to 3 are sums, 4 and 5 part rows of x, 6 and 7 weights.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -50,10 +50,10 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// A block of part rows. Its tiles of sums cover 16 part rows by four panels, or 32 by two.
+// A block of rows of x. The tiles of sums cover 16 part rows by four panels, or 32 by two panels.
 struct Block {
   size_t row;    // the first row of x
-  size_t count;  // rows of x: 1 to kTileRows
+  size_t count;  // number of rows of x, 1 to kTileRows
   bool tall() const { return kParts * count > kTileRows; }
   size_t panels() const { return tall() ? 2 : 4; }
   size_t tile_rows(bool second) const {
@@ -76,7 +76,8 @@ struct Block {
   }
 };
 
-// Adds a tile of x times the panels' weights w, and if Tall also the next block's tile times w.
+// Multiplies a tile of x by the panels' weights w, and adds the products to the sums. If Tall, does
+// the same for the tile of x that is `next` bytes later.
 template <bool Tall>
 inline void add_tiles(const std::byte* x, size_t next, const std::byte* const* w, size_t at) {
   _tile_loadd(4, x, kLineBytes);
@@ -96,7 +97,7 @@ inline void add_tiles(const std::byte* x, size_t next, const std::byte* const* w
   }
 }
 
-// Prefetches the tiles that are read kWeightsAhead bytes after `at`.
+// Prefetches the tiles of weights that are read kWeightsAhead bytes after `at`.
 template <size_t Panels>
 inline void prefetch_tiles(const std::byte* const* w, size_t at, size_t panel_bytes) {
   const size_t from = ahead_of(at, panel_bytes, Panels);
@@ -109,11 +110,11 @@ inline void prefetch_tiles(const std::byte* const* w, size_t at, size_t panel_by
   }
 }
 
-// The sums of a block over `steps` times kInputStep inputs.
+// The sums of a block's part rows times panels, in memory.
 struct TileSums {
   alignas(64) float at[kTileSums][kTileFloats];
 
-  // from_memory: whether the weights are not in a cache yet.
+  // Sums the products over `steps` * kInputStep inputs. With `from_memory`, prefetches weights.
   template <bool Tall>
   void add(const std::byte* x, size_t next, const std::byte* const* w, size_t steps,
            bool from_memory) {
@@ -132,7 +133,7 @@ struct TileSums {
     _tile_stored(2, at[2], kLineBytes);
     _tile_stored(3, at[3], kLineBytes);
   }
-  // Returns the sum of both parts of a row of the block, times a panel.
+  // Returns the product of a row of x and a panel: the sum of the products of the row's two parts.
   Vec of(const Block& block, size_t row, size_t panel) const {
     const size_t part = kParts * row;
     const float* const first =
@@ -146,7 +147,7 @@ struct TileCall : ProductCall {
   const std::byte* x_tiles(size_t row, size_t input) const {
     return x + row / kBlockRows * x_block_bytes(shape) + input / kInputStep * kTileBytes;
   }
-  // Calls body for blocks of as many rows as the tiles allow.
+  // Cuts the rows of x into blocks of at most kTileRows rows, and calls body for each block.
   template <class Body>
   void for_each_block(const Body& body) const {
     for (size_t row = 0; row < rows; row += kTileRows) {
@@ -155,8 +156,8 @@ struct TileCall : ProductCall {
   }
 };
 
-// Multiplies by `panels` (1 to 4) panels of bfloat16 weights. configured: the rows that the tiles
-// are configured for, or 0; each configuration empties the unit.
+// Multiplies by `panels` (1 to 4) panels of bfloat16 weights. `configured` is the number of rows
+// for which the tiles are configured, or 0. A configuration is slow, because it clears the tiles.
 void multiply_bfloat16(const TileCall& call, size_t first, size_t panels, size_t& configured) {
   const size_t steps = call.shape.padded_inputs() / kInputStep;
   const size_t next = x_block_bytes(call.shape);
@@ -166,7 +167,7 @@ void multiply_bfloat16(const TileCall& call, size_t first, size_t panels, size_t
       configured = block.count;
     }
     for (size_t p = 0; p < panels; p += block.panels()) {
-      // The last panel stands in for missing ones.
+      // If there are fewer panels than the tiles allow, the last panel is multiplied again.
       const std::byte* w[kMostPanels];
       for (size_t i = 0; i < block.panels(); ++i) {
         w[i] = call.panel(first + (p + i < panels ? p + i : panels - 1));

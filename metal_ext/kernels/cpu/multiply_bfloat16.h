@@ -1,4 +1,4 @@
-// Linear layers by dot products of pairs of bfloat16. Included once per instruction set.
+// Linear layers by dot products of pairs of bfloat16 (AVX512-BF16).
 
 bool takes_pairs(const LinearShape& shape) {
   return shape.type == WeightType::bfloat16 && shape.activations != Activations::float32;
@@ -8,7 +8,7 @@ size_t pair_row_bytes(const LinearShape& shape) {
   return odd_lines(shape.inputs * sizeof(uint16_t));
 }
 
-// Rounds x to pairs of bfloat16. A missing number of the last pair is zero.
+// Rounds x to pairs of bfloat16. If the number of inputs is odd, the last pair ends with a zero.
 void prepare_pairs(const LinearShape& shape, const float* x, size_t row, std::byte* prepared) {
   auto* const to = reinterpret_cast<uint16_t*>(prepared + row * pair_row_bytes(shape));
   to_bfloat16(x, to, shape.inputs);
@@ -17,7 +17,6 @@ void prepare_pairs(const LinearShape& shape, const float* x, size_t row, std::by
   }
 }
 
-// Multiplies R rows of x by P panels.
 template <size_t P, size_t R>
 [[gnu::noinline]] void multiply_pairs_block(
     const LinearShape& shape, const std::byte* w, const std::byte* x, size_t first, float* out,
@@ -49,7 +48,7 @@ template <size_t P, size_t R>
   }
 }
 
-// The most sums that leave registers for two vectors of weights and a pair of x.
+// So many sums leave enough registers for the vectors of weights and for a pair of x.
 constexpr size_t kPairSums = 24;
 constexpr size_t kPairRows = 12;
 

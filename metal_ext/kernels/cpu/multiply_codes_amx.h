@@ -1,23 +1,23 @@
-// Linear layers of 4 and 8 bits on a matrix unit. Included once per instruction set.
+// Linear layers of 4 and 8 bits on a matrix unit (Intel's AMX): codes times limbs (bytes of x).
 
-// The inputs of a tile of codes, if a group has as many.
+// The number of inputs in a tile of codes. Smaller groups make smaller tiles.
 constexpr size_t kCodeStep = 64;
 
-// The inputs whose codes are unpacked together for many rows: few enough for a core's cache.
+// For many rows, the codes of this many inputs are unpacked together, which fit in a core's cache.
 constexpr size_t kSliceInputs = 1024;
-// The sums of one group of a panel (a Unit) are scaled kUnitsBehind Units later, because vectors
-// cannot be loaded at once from memory that tiles were just stored to.
+// A Unit is one group of one panel. The sums of a Unit are scaled kUnitsBehind Units later, because
+// vectors load slowly from memory to which a tile was just stored.
 constexpr size_t kUnitsBehind = 3;
-// The groups kept for few rows, a power of two: the current group, the next group, and groups whose
-// sums are not scaled yet (most if there is one panel).
+// For few rows, this many unpacked groups are kept: the current one, the next one, and those whose
+// sums are not scaled yet. It is a power of two.
 constexpr size_t kGroupsKept = 8;
 static_assert(kGroupsKept >= kUnitsBehind + 2);
 
-// Groups of some panels' codes, unpacked for the matrix unit.
+// Some groups of some panels' codes, unpacked for the matrix unit.
 template <size_t Bits>
 class Slice {
  public:
-  // kept: number of groups, a power of two.
+  // Keeps the newest `kept` groups, a power of two, of the panels [first, first + panels).
   Slice(const CodeCall& call, size_t first, size_t panels, size_t kept)
       : shape_(call.shape), start_(call.panel(first)), panels_(panels), kept_(kept) {}
 
@@ -29,7 +29,7 @@ class Slice {
                      : group(g, p) + shape_.scales_bytes();
   }
 
-  // Unpacks a group of a panel. Prefetches weights of this or the next panels.
+  // Unpacks group g of panel p, and prefetches weights that are needed later.
   void read(size_t g, size_t p) {
     const std::byte* const from = group(g, p);
     const size_t end = shape_.group_bytes();
@@ -47,7 +47,7 @@ class Slice {
         __builtin_memcpy(target, parts, sizeof(parts));
         target += 2 * kLineBytes;
       }
-      // Compilers do not know that a tile is loaded from this memory.
+      // This keeps compilers from removing the stores: they do not see that tiles load the memory.
       asm volatile("" ::: "memory");
     }
   }
@@ -68,7 +68,7 @@ class Slice {
   GroupScales scales_[kMostPanels][kSliceInputs / kInputStep];
 };
 
-// Configures the tiles: 0 to 2 are sums, 3 to 5 the limbs of x, 6 codes.
+// Sets the sizes of the unit's tiles. Tiles 0 to 2 are sums, 3 to 5 limbs of x, and 6 codes.
 void configure_code_tiles(size_t rows, size_t group) {
   const size_t step = group < kCodeStep ? group : kCodeStep;
   TileConfig config;
@@ -89,7 +89,7 @@ inline void load_limbs(const std::byte* x, size_t stride, size_t group) {
   _tile_loadd(5, x + 2 * group, stride);
 }
 
-// Multiplies a group's codes by limbs. If one tile takes a group, the limbs are loaded already.
+// Multiplies a group's codes by limbs. A group of one tile must have its limbs loaded already.
 inline void multiply_limbs(const std::byte* x, size_t stride, size_t group,
                             const std::byte* codes) {
   _tile_zero(0);
@@ -112,7 +112,7 @@ inline void store_sums(LimbSums& sums) {
   _tile_stored(2, sums.at[2], kLineBytes);
 }
 
-// One group of one panel. In the order of Units, panels vary faster than groups.
+// One group of one panel. advance() goes to the next panel, and after the last to the next group.
 struct Unit {
   size_t group;
   size_t panel = 0;
@@ -125,7 +125,7 @@ struct Unit {
 };
 
 // Adds groups [from, to) of a slice's panels to the totals of rows [row, row + rows), 16 at most.
-// Calls begin(group, panel) before each one. totals: [all rows][kMostPanels] vectors.
+// Calls begin(group, panel) before each group of a panel. `totals` is [all rows][kMostPanels].
 template <size_t Bits, class Begin>
 void add_code_groups(const CodeCall& call, const Slice<Bits>& slice, size_t row, size_t rows,
                      size_t from, size_t to, Vec* totals, const Begin& begin) {
@@ -166,7 +166,7 @@ void add_code_groups(const CodeCall& call, const Slice<Bits>& slice, size_t row,
   }
 }
 
-// Multiplies one block of rows: a group of codes is unpacked while the group before is multiplied.
+// Multiplies one block of rows. A group of codes is unpacked while the group before is multiplied.
 template <size_t Bits>
 void multiply_code_block(const CodeCall& call, size_t first, size_t panels, Vec* totals) {
   const size_t groups = call.shape.groups();
@@ -183,7 +183,7 @@ void multiply_code_block(const CodeCall& call, size_t first, size_t panels, Vec*
   add_code_groups(call, slice, 0, call.rows, 0, groups, totals, read_next);
 }
 
-// Multiplies several blocks of rows, for which codes are unpacked once.
+// Multiplies several blocks of rows. Codes are unpacked once for all blocks.
 template <size_t Bits>
 void multiply_code_blocks(const CodeCall& call, size_t first, size_t panels, Vec* totals) {
   const LinearShape& shape = call.shape;
@@ -208,7 +208,7 @@ void multiply_code_blocks(const CodeCall& call, size_t first, size_t panels, Vec
   }
 }
 
-// Multiplies all rows by `panels` panels (1 to 4) from `first` on.
+// Multiplies all rows by the panels [first, first + panels), at most four.
 template <size_t Bits>
 void multiply_code_tiles(const CodeCall& call, size_t first, size_t panels) {
   Vec totals[kMaxRows * kMostPanels];

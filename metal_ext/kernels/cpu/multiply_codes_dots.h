@@ -1,14 +1,14 @@
-// Linear layers of 4 and 8 bits by dot products of bytes. Included once per instruction set.
+// Linear layers of 4 and 8 bits by dot products of bytes: codes times limbs (bytes of x).
 
-// Repeats four limbs (bytes of x), those of a part of the codes, at each output.
+// Returns a vector that repeats the four limbs number 4 * part to 4 * part + 3 for each output.
 inline IntVec four_of(const std::byte* limbs, size_t part) {
   int32_t four;
   __builtin_memcpy(&four, limbs + 4 * part, sizeof(four));
   return four - IntVec{};
 }
 
-// Sums of codes times one limb of x at kLanes outputs. Some instructions add products in 16 bits
-// first, for codes of 4 bits: kWordsAtOnce words fit, 4 * 2 * 2 * 15 * 127 < 2^15.
+// Sums of codes times one limb of x at kLanes outputs. Some instruction sets add products of codes
+// of 4 bits in 16 bits first. The sums of kWordsAtOnce words fit: 4 * 2 * 2 * 15 * 127 < 2^15.
 #if defined(__AVX512VNNI__)
 constexpr size_t kWordsAtOnce = 1;
 struct DotSum {
@@ -24,7 +24,7 @@ struct DotSum {
 constexpr size_t kWordsAtOnce = 1;
 struct DotSum {
   IntVec sum = {};
-  // Adds a part's codes times limbs. The instruction itself repeats four of the limbs in `x`.
+  // Adds codes[part] times four limbs of `x`, which the instruction repeats for each output.
   template <size_t Parts>
   void add(const BitVec (&codes)[Parts], const std::byte* x, size_t part) {
     std::conditional_t<Parts == 1, uint32_t, uint64_t> bits;
@@ -71,7 +71,7 @@ struct DotSum {
 };
 #endif
 
-// Multiplies R rows of x by P panels. Loops are unrolled to keep the sums in registers.
+// Multiplies R rows of x by P panels. The loops are unrolled to keep the sums in registers.
 template <size_t Bits, size_t Limbs, size_t P, size_t R>
 [[gnu::noinline]] void multiply_code_rows(const CodeCall& call, size_t first, size_t row) {
   const LinearShape& shape = call.shape;
@@ -162,9 +162,9 @@ template <size_t Bits, size_t Limbs, size_t P, size_t R>
   }
 }
 
-// The most sums of one limb and a panel, and the most rows. If a vector holds a panel, the sums fit
-// in registers; other limits were measured. On arm64 a panel takes four vectors, and more than 16
-// sums leave too few of 32 registers for codes and limbs; two rows of three limbs still pay.
+// The limits of a block: rows times panels, and rows, each for one limb. With one vector per panel,
+// kDotSums sums fit in registers. The other limits were measured: on arm64, a panel takes four
+// vectors, and more than 16 sums leave too few of the 32 registers for codes and limbs.
 constexpr size_t kDotSums = kLanes == kPanelOutputs ? 24 : kLanes == 8 ? 8 : 4;
 constexpr size_t kDotRows = kLanes == kPanelOutputs ? 12 : kLanes == 8 ? 6 : 4;
 

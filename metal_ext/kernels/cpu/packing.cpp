@@ -7,13 +7,13 @@
 namespace quire::cpu {
 namespace {
 
-// Returns the index of a number in a panel, by input and lane (output).
+// These functions return the index in a panel of the number for an input and a lane (output).
 size_t place_of_bfloat16(size_t input, size_t lane) {
   return (input / 2 * kPanelOutputs + lane) * 2 + input % 2;
 }
 size_t place_of_float32(size_t input, size_t lane) { return input * kPanelOutputs + lane; }
 
-// The place of a code: the index of a word in the code's group, and the shift in this word.
+// The place of a code: the index of a word in the code's group, and the code's first bit there.
 struct CodePlace {
   size_t word;
   uint32_t shift;
@@ -44,13 +44,13 @@ Number narrowed(float number) {
   }
 }
 
-// Returns the index of a scale (number 0) or bias (number 1): both lie like a pair of inputs.
+// Returns the index of a lane's scale (number 0) or bias (number 1), which lie like a pair of inputs.
 template <class Number>
 size_t place_of_scale(size_t number, size_t lane) {
   return sizeof(Number) == 2 ? place_of_bfloat16(number, lane) : place_of_float32(number, lane);
 }
 
-// Returns an E8M0 byte's value, 2^(exponent - 127): float32's own exponent, but for the least one.
+// Returns the value of an E8M0 byte, 2^(exponent - 127). Exponent 0 gives a subnormal float32.
 float power_of_two(uint32_t exponent) {
   const uint32_t bits = exponent == 0 ? 0x00400000u : exponent << 23;
   float number;
@@ -66,11 +66,11 @@ float stored_number(StoredNumber type, const void* numbers, size_t at) {
   }
 }
 
-// The values of E2M1 codes, in halves.
+// Twice the value of each E2M1 code without its sign bit.
 constexpr int kHalves[] = {0, 1, 2, 3, 4, 6, 8, 12};
 constexpr int kMostHalves = 12;
 
-// Reads a row of codes as w = code * scale + bias.
+// Reads one output's weights as code * scale + bias. E2M1 codes become whole numbers from 0 on.
 struct CodeRow {
   const Weights& weights;
   size_t inputs;
@@ -108,7 +108,7 @@ struct CodeRow {
   }
 };
 
-// Packs row `row` of a part as one lane (output) of a panel.
+// This function and the next ones pack row `row` of a part as one lane (output) of a panel.
 void pack_bfloat16(const LinearShape& shape, const Weights& part, size_t row, size_t lane,
                    std::byte* panel) {
   const auto* from = static_cast<const uint16_t*>(part.numbers) + row * shape.inputs;

@@ -6,14 +6,16 @@
 
 #include "cpu/linear.h"
 
-// Converts weights from MLX's layout to panels (linear.h), and unpacks rows, as for tokens' ids.
+// Converts weights from MLX's layout to panels (linear.h), and unpacks single rows of weights, such
+// as a token's embedding.
 namespace quire::cpu {
 
-// The type of plain numbers or of scales. exponents: bytes e that mean 2^(e - 127), as in MXFP4.
+// The type of plain numbers or of scales. An exponent is a byte e with the value 2^(e - 127), as in
+// MXFP4.
 enum class StoredNumber { bfloat16, float32, exponents };
 
-// How MLX stores a matrix: plain numbers, or codes with a scale and a bias per group. Codes with
-// exponents are E2M1 floats (OCP Microscaling Formats 1.0) and have no biases.
+// MLX's format of a matrix: plain numbers, or codes with a scale and a bias per group of inputs. If
+// scales are exponents, codes are E2M1 floats (OCP Microscaling Formats 1.0) without biases.
 struct StoredKind {
   size_t outputs;
   StoredNumber numbers;
@@ -21,26 +23,27 @@ struct StoredKind {
   size_t group = 0;
 };
 
-// A matrix in MLX's layout, [outputs] rows.
+// A matrix in MLX's layout, with a row for each output.
 struct Weights {
   StoredKind kind;
-  // [outputs][inputs]; or each output's codes, a stream of bits from each byte's lowest bit on.
+  // Numbers [outputs][inputs], or each output's codes as a stream of bits (low bits first).
   const void* numbers;
-  // [outputs][groups], or null.
+  // Scales and biases are [outputs][groups], or null for plain numbers.
   const void* scales = nullptr;
   const void* biases = nullptr;
 };
 
-// Returns the packed shape of stacked matrices with the same inputs. No value changes: codes become
-// 4 or 8 bits wide with the smallest group of all, and plain numbers beside codes become float32.
+// Returns the shape of one packed matrix of all parts' outputs. Packing changes no value: codes get
+// 4 or 8 bits and the smallest group of all parts. If only some parts have codes, all become
+// float32.
 LinearShape joined_shape(size_t inputs, std::span<const StoredKind> parts);
 
-// Packs `count` panels from `first` on. shape: joined_shape() of the parts. packed: the whole
-// layer.
+// Packs the panels [first, first + count). `shape` is the joined_shape() of the parts. `packed` is
+// the memory of the whole packed matrix.
 void pack(const LinearShape& shape, std::span<const Weights> parts, size_t first, size_t count,
           std::byte* packed);
 
-// Unpacks one output's weights to target [inputs].
+// Writes one output's weights, as floats, to target [inputs].
 void unpack(const LinearShape& shape, const std::byte* packed, size_t output, float* target);
 
 }  // namespace quire::cpu

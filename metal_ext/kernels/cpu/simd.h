@@ -1,6 +1,6 @@
-// Vectors of QUIRE_LANES floats, and loads and stores of bfloat16 and float32 in natural and kernel
-// order. Included in the namespace of each instruction set that the kernels are compiled for. Must
-// include nothing: library functions would get instructions that the machine may lack.
+// Vectors of QUIRE_LANES floats, and loads and stores of bfloat16 and float32. Each instruction set
+// includes this file in a namespace of its own. The file must include nothing: library functions
+// would be compiled to instructions that the machine may lack.
 
 constexpr size_t kLanes = QUIRE_LANES;
 
@@ -13,8 +13,8 @@ typedef uint32_t UnalignedBits __attribute__((vector_size(kLanes * 4), aligned(2
 inline Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v; }
 inline Vec all(float x) { return x - Vec{}; }  // exact, since x - 0 is x for every x
-// Returns a * b + c, rounded once if there is an instruction for that. Compilers must not fuse
-// other products: they would do so here and there, and a row's bits would depend on other rows.
+// Returns a * b + c, rounded once if an instruction does that. Compilers are told not to fuse other
+// products and sums: they would fuse only some, and a row's bits would depend on other rows.
 inline Vec fma(Vec a, Vec b, Vec c) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
@@ -31,8 +31,9 @@ inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
 
-// Loads two vectors of a row: of 2 * kLanes bfloat16, the even numbers and the odd numbers.
-// Widening is a shift or a mask, because a float's upper half is its bfloat16.
+// Loads 2 * kLanes numbers of a row of K or V into two vectors. Of bfloat16 numbers, `first` gets
+// those with even indices and `second` the others. A float's upper half is its bfloat16, so one
+// shift and one mask convert them.
 inline void load_pair(const uint16_t* p, Vec& first, Vec& second) {
   const BitVec bits = *reinterpret_cast<const UnalignedBits*>(p);
   first = reinterpret_cast<Vec>(bits << 16);
@@ -43,7 +44,7 @@ inline void load_pair(const float* p, Vec& first, Vec& second) {
   second = load(p + kLanes);
 }
 
-// Returns the place of a row's number i in kernel order, which load_pair() gives.
+// Returns the index at which number i of a row is in kernel order, the order of load_pair().
 template <class KV>
 constexpr size_t kernel_order(size_t i) {
   if constexpr (sizeof(KV) == 4) {
@@ -63,7 +64,7 @@ inline Vec pick(Vec a, Vec b) {
 #endif
 }
 
-// Adds the two halves of every `width` lanes. The sums of a's lanes come before the sums of b's.
+// Adds the two halves of every `width` lanes of a and b. The sums of a come before those of b.
 template <int width, int... lane>
 inline Vec fold(Vec a, Vec b, std::integer_sequence<int, lane...>) {
   constexpr int half = width / 2;
@@ -71,7 +72,7 @@ inline Vec fold(Vec a, Vec b, std::integer_sequence<int, lane...>) {
          pick<(lane / half * width + lane % half + half)...>(a, b);
 }
 
-// Returns the sums of kLanes vectors as one vector. All are added in one order, by halving.
+// Returns a vector whose lane i is the sum of all lanes of v[i]. The lanes are added by halving.
 template <int width = static_cast<int>(kLanes)>
 inline Vec sums(Vec* v) {
   if constexpr (width == 1) {
@@ -85,7 +86,7 @@ inline Vec sums(Vec* v) {
   }
 }
 
-// Returns v with every lane swapped for the lane `width / 2` away.
+// Returns v with each lane exchanged for the lane that is `width / 2` lanes away.
 template <int width, int... lane>
 inline Vec across(Vec v, std::integer_sequence<int, lane...>) {
   return pick<(lane ^ (width / 2))...>(v, v);
@@ -110,8 +111,9 @@ inline float largest_of(Vec v) {
   }
 }
 
-// Returns e^x for x <= 0, to 2 ulp; 0 below the smallest normal result. NaN stays NaN. x = n ln 2 +
-// r with |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7 (remainder below 1e-8).
+// Returns e^x for x <= 0, with an error of at most 2 ulp. Results below the smallest normal float
+// are 0. NaN stays NaN. With x = n ln 2 + r and |r| <= ln 2 / 2, the result is 2^n times the Taylor
+// polynomial of e^r of degree 7 (remainder below 1e-8).
 inline Vec exp_of_negative(Vec x) {
   const Vec lowest = all(-87.0f);
   const Vec clamped = x < lowest ? lowest : x;
@@ -128,7 +130,7 @@ inline Vec exp_of_negative(Vec x) {
   p = fma(p, r, all(0.5f));
   p = fma(p, r, all(1.0f));
   p = fma(p, r, all(1.0f));
-  // 2^n is made of its exponent bits, and multiplied: adding n to a NaN's bits might give a number.
+  // A float with the exponent n is 2^n. (To add n to the bits of p might turn a NaN into a number.)
   const IntVec power = (reinterpret_cast<IntVec>(shifted) << 23) + 0x3f800000;
   return x < lowest ? all(0.0f) : p * reinterpret_cast<Vec>(power);
 }
@@ -171,7 +173,7 @@ void prepare_queries(const HeadShape& shape, const float* queries, float scale, 
   });
 }
 
-// Alternates lanes of the lower or the upper halves of a and b.
+// Returns a vector in which lanes of a's lower (or upper) half and of b's half alternate.
 template <bool upper, int... lane>
 inline Vec zip(Vec a, Vec b, std::integer_sequence<int, lane...>) {
   constexpr int n = static_cast<int>(kLanes);

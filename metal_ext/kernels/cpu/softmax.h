@@ -1,5 +1,5 @@
-// Softmax over keys that come step by step (Milakov and Gimelshein, "Online normalizer calculation
-// for softmax", 2018). Included once per instruction set.
+// Softmax over keys of which a few are known at a time (Milakov and Gimelshein, "Online normalizer
+// calculation for softmax", 2018).
 
 constexpr float kNoScore = -1e30f;  // below every score, but finite: differences stay numbers
 constexpr float kHidden = -__builtin_inff();  // has weight 0 for any highest score
@@ -14,8 +14,8 @@ inline void start(Partial& state, size_t heads, size_t head_dim) {
   }
 }
 
-// One step of the softmax: turns n scores into weights and updates the row's highest and weight.
-// Returns the factor by which earlier values must be multiplied.
+// Does one step of the softmax: replaces n scores by weights, and updates the row's highest score
+// and sum of weights. Returns the factor by which earlier sums of values must be multiplied.
 inline float soften(float* scores, size_t n, float& highest, float& weight) {
   Vec best = all(highest);
   const size_t end = (n + kLanes - 1) / kLanes * kLanes;
@@ -38,7 +38,7 @@ inline float soften(float* scores, size_t n, float& highest, float& weight) {
   return factor;
 }
 
-// Joins another partial result (`more_...`) into one head's result.
+// Adds another partial result (`more_...`) of the same head to the first one.
 inline void join(
     float& highest, float& weight, float* values, float more_highest, float more_weight,
     const float* more_values, size_t head_dim) {
@@ -52,7 +52,7 @@ inline void join(
   highest = raised;
 }
 
-// Joins the partial results of one row over parts of its keys, in order.
+// Combines the partial results of one row over parts of its keys, in order.
 void finish(const HeadShape& shape, const float* partials, size_t count, float* out) {
   const size_t size = Partial::floats(shape.query_heads, shape.head_dim);
   float joined[kMaxHeadDim];
