@@ -61,8 +61,7 @@ class ModelConfig:
         return value
 
     def number(self, field: str, value: object = ...) -> float:
-        """Return a field that must be a positive number. If ``value`` is given, check it instead of
-        the value in the file."""
+        """Return the field, or the given ``value``, after a check that it is a positive number."""
         if value is ...:
             value = self.values.get(field)
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -69,7 +69,7 @@ PackedMlp = PackedDense | PackedMixture
 
 
 Packed = Callable[[int], None]
-"""A function that gets the bytes of each packed product (matrices that are joined to one)."""
+"""A function that is called with the bytes of each packed product (joined matrices)."""
 Codes = tuple[mx.array, mx.array | None, int, int]
 """The scales, biases, bits and group size of a quantized matrix."""
 

@@ -89,7 +89,7 @@ class Forward:
 def qk_transforms(
     spec: ModelSpec, tensors: ModelTensors, vectors: Mapping[str, mx.array]
 ) -> list[metal_ext.QKTransform]:
-    """Return the norms and RoPE of each attention layer. ``vectors`` has float32 norms by name."""
+    """Return the norms and RoPE of each attention layer. ``vectors`` has norms' float32 weights."""
     ropes = {
         (its.rope, its.head_dim): metal_ext.RopeTable(
             its.rope.frequencies(its.head_dim), its.rope.magnitude
@@ -107,7 +107,7 @@ def qk_transforms(
 
 
 def split_gate(projected: mx.array) -> tuple[mx.array, mx.array]:
-    """Split ``[T, 2 * heads, head_dim]``, where each query is followed by its gate."""
+    """Split ``[T, 2 * heads, head_dim]`` into queries and gates, which alternate by head."""
     return projected[:, ::2], projected[:, 1::2]
 
 

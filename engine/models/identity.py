@@ -38,8 +38,7 @@ class ModelIdentity:
         pool.shutdown(wait=False)
 
     def digest(self, arithmetic: str) -> bytes:
-        """Wait for the hashes of all files; return the model's digest, of which ``arithmetic``
-        (EnginePlan) is a part. Raises OSError."""
+        """Return the model's digest, from all files' hashes and ``arithmetic``. Raises OSError."""
         digests = sorted(future.result() for future in self._digests)
         return sha256(json.dumps([arithmetic, self._config, *digests]).encode()).digest()
 
@@ -63,7 +62,7 @@ def content_digest(file: Path) -> str:
 
 
 def _version(status: os.stat_result) -> dict[str, int]:
-    """Return file attributes, one of which changes with the content: no user can set ctime back."""
+    """Return file attributes that change with the content. (Nobody can set ctime back.)"""
     return {
         "inode": status.st_ino,
         "size": status.st_size,

@@ -27,7 +27,7 @@ def rope_number(
     config: ModelConfig, field: str, default: float | None = None, *, parameters_first: bool = False
 ) -> float:
     """Return a number from the top level of the config or from ``rope_parameters``. If both have
-    it, ``parameters_first`` prefers ``rope_parameters``. Raises CheckpointError."""
+    one, ``parameters_first`` prefers ``rope_parameters``. Raises CheckpointError."""
     nested = config.values.get("rope_parameters")
     places = [config.values, nested if isinstance(nested, dict) else {}]
     values = [place.get(field) for place in (reversed(places) if parameters_first else places)]
@@ -41,8 +41,8 @@ def read_rope(
     *,
     parameters_first: bool = False,
 ) -> Rope:
-    """Return the RoPE of attention heads. ``theta`` is the default of RoPE's base. ``rope_number``
-    explains ``parameters_first``. Raises CheckpointError."""
+    """Return the RoPE of attention heads. ``theta`` is the default of RoPE's base.
+    ``parameters_first`` prefers numbers in ``rope_parameters``. Raises CheckpointError."""
     base = rope_number(config, "rope_theta", theta, parameters_first=parameters_first)
     fields = _Fields(config)
     try:
@@ -99,7 +99,7 @@ class _Fields:
 
 
 def _llama3(periods: list[float], fields: _Fields) -> tuple[float, ...]:
-    """Scale periods as Llama 3.1 does: stretch long ones, keep short ones, blend those between."""
+    """Scale periods as Llama 3.1 does. Long periods are stretched, and short periods are kept."""
     factor = fields.number("factor")
     low, high = fields.number("low_freq_factor", 1.0), fields.number("high_freq_factor", 4.0)
     known = fields.number(ORIGINAL, 8192)
@@ -113,8 +113,7 @@ def _llama3(periods: list[float], fields: _Fields) -> tuple[float, ...]:
 
 
 def _yarn(base: float, periods: list[float], fields: _Fields) -> Rope:
-    """Scale by YaRN (arXiv 2309.00071), which stretches later pairs of dimensions more, and
-    multiplies the rotated dimensions."""
+    """Scale by YaRN (arXiv 2309.00071), which stretches periods of later pairs of dimensions."""
     factor, known = fields.number("factor"), fields.number(ORIGINAL, 4096)
     pairs = len(periods)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# Limits of file sizes, far above the needs of models: Qwen3-235B has 4 MB of headers.
+# Limits of the bytes to parse, far above the needs of models: Qwen3-235B has 4 MB of headers.
 MAX_HEADER_BYTES = 16 << 20
 MAX_JSON_BYTES = 32 << 20
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4, "U8": 1}
@@ -66,8 +66,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return all paths of model*.safetensors and of files that the index names. Raises
-    CheckpointError if there is none, or if a named file does not exist."""
+    """Return all model*.safetensors and all files that the index names. Raises CheckpointError."""
     files = set(path.glob("model*.safetensors"))
     for shard in sorted(set(read_index(path).values())):
         if Path(shard).name != shard or not os.path.exists(path / shard):

@@ -14,8 +14,7 @@ class Rope:
     scale: float = 1.0
     """The factor by which positions are multiplied."""
     periods: tuple[float, ...] | None = None
-    """The positions per radian of each pair of dimensions. If set, ``base`` and ``scale`` are not
-    used."""
+    """The positions per radian of each pair of dimensions, used instead of base and scale."""
     magnitude: float = 1.0
     """The factor by which the rotated dimensions are multiplied."""
     dims: int | None = None
@@ -112,7 +111,7 @@ class Experts:
         return chosen + 2 * self.experts + 3 * (self.shared_inner_size or 0)
 
     def distinct(self, tokens: int) -> float:
-        """Return the expected number of distinct experts that tokens choose at random."""
+        """Return the expected number of distinct experts that ``tokens`` random tokens choose."""
         return self.experts * (1.0 - (1.0 - self.chosen / self.experts) ** tokens)
 
 

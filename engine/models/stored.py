@@ -30,8 +30,7 @@ class StoredMatrix:
         return [array for array in parts if array is not None]
 
     def dequantized(self, rows: mx.array | None = None, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
-        """Return the plain numbers of ``rows``, or of all rows. In modes without biases, the result
-        has ``dtype``."""
+        """Return plain numbers of ``rows``, or of all rows. Modes without biases give ``dtype``."""
         parts = (self.weight, self.scales, self.biases)
         weight, scales, biases = (
             array if array is None or rows is None else array[rows] for array in parts
@@ -63,8 +62,7 @@ class StoredMatrix:
 
 
 class StoredWeights:
-    """The weights of a folder by name. Methods remove the returned weight from this object, so that
-    the weight's memory is freed after use."""
+    """Weights by name. A method that returns a weight also removes it, to free memory after use."""
 
     def __init__(self, arrays: dict[str, mx.array], packing_of: PackingOf) -> None:
         self._arrays = arrays

@@ -242,8 +242,7 @@ class ModelTensors:
         return {name: shape for part in self.parts for name, shape in part.shapes().items()}
 
     def count(self, dimensions: int) -> int:
-        """Return the count of numbers in all tensors with this number of dimensions, 1 or 2. Stacks
-        of matrices count as 2, other tensors as 1."""
+        """Return the count of numbers in matrices and stacks (2), or in all other tensors (1)."""
         stacks = [matrix for matrix in self.matrices if isinstance(matrix, ExpertMatrix)]
         stacked = {name for stack in stacks for name in stack.shapes()}
         return sum(
@@ -341,9 +340,6 @@ def _dense_tensors(inner: int, hidden: int, at: str) -> DenseTensors:
     return DenseTensors((gate, up), Matrix(f"{at}.down_proj", hidden, inner))
 
 
-# --- checks of a folder's tensors -----------------------------------------------------------------
-
-
 def naming_of(tensors: Mapping[str, Tensor]) -> Naming:
     known = (naming for naming in NAMINGS if f"{naming.prefix}{EMBEDDING}.weight" in tensors)
     centred = any(
@@ -423,14 +419,12 @@ def _misfit(
     return None
 
 
-# --- sizes of tensors packed for the CPU's kernels ------------------------------------------------
-
 Kind = tuple[int, mx.Dtype, int, int]
 """A matrix's number of outputs, dtype of numbers or scales, bits and group size (0 if plain)."""
 
 
 def packed_bytes(model: ModelTensors, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> int:
-    """Return the bytes of a model after packing for the CPU. ``tensors`` are those in the files."""
+    """Return the bytes of a model after packing for the CPU. ``tensors`` lists those in files."""
     total = FLOAT32_BYTES * model.count(1)
     for product in model.products:
         kinds = [_kind_of(matrix, tensors, packing_of) for matrix in product]

@@ -15,7 +15,7 @@ from engine.models.stored import StoredWeights
 
 FLOAT32_BYTES = 4
 Progress = Callable[[int, int], None]
-"""A function that gets the number of loaded bytes and the number of all bytes, again and again."""
+"""A function that is called with the number of loaded bytes and the number of all bytes."""
 
 
 def compute_itemsize(dtype: str, *, on_gpu: bool) -> int:

@@ -55,7 +55,7 @@ class BlockAccount:
     tail_tokens: float
     """The mean number of tokens that would still fit in the last block of a sequence."""
     waste: float
-    """The unused fraction of the committed memory."""
+    """The unused fraction of a sequence's memory."""
     mappings_merged: int
     """The number of mappings of a sequence if its blocks are adjacent in their heaps."""
     mappings_scattered: int
@@ -106,11 +106,10 @@ def block_account(
 
 
 def tail_tokens(tokens_per_block: int, mean_tokens: int) -> float:
-    """Return the mean number of tokens that would still fit in the last block of a sequence. All
-    lengths from 1 to 2 * mean_tokens - 1 are equally likely."""
+    """Return the mean unused tokens in a last block, over the lengths 1 to 2 * mean_tokens - 1."""
     lengths = 2 * mean_tokens - 1
     full, rest = divmod(lengths, tokens_per_block)
-    # For t = tokens_per_block lengths in a row, each number from t - 1 to 0 is unused once.
+    # Among any tokens_per_block consecutive lengths, each number of unused tokens occurs once.
     unused = full * (tokens_per_block * (tokens_per_block - 1) // 2)
     unused += rest * tokens_per_block - rest * (rest + 1) // 2
     return unused / lengths
@@ -139,8 +138,7 @@ class Room:
         return self.kv_bytes + self.num_slots * self.slot_bytes
 
     def sequences(self, by_kv: int) -> int:
-        """Return the number of sequences that can run at once. K and V of ``by_kv`` sequences fit,
-        and slots may limit the number further."""
+        """Return the number of sequences for which slots suffice, and K and V (``by_kv``)."""
         return min(by_kv, self.num_slots // SLOTS_PER_SEQUENCE) if self.slot_bytes else by_kv
 
 
@@ -155,7 +153,7 @@ class Allocation:
         return self.layout.blocks_for(tokens) * self.layout.block_bytes
 
     def fit(self, room: Room, tokens: int) -> int:
-        """Return the number of sequences of ``tokens`` tokens that fit in the room's heaps."""
+        """Return the number of sequences of ``tokens`` tokens that fit in ``room``."""
         layout = self.layout
         held = room.kv_bytes // layout.heap_bytes * layout.heap_tokens
         return room.sequences(held // layout.tokens_per_block // layout.blocks_for(tokens))
@@ -297,9 +295,8 @@ def room_of(
 def allocations_of(
     shape: ModelShape, device: Device, context: int, config: EngineConfig
 ) -> tuple[Allocation, ...]:
-    """Return three ways to allocate K and V. The dense way reserves the whole context at once. The
-    chunked way grows by CHUNK_TOKENS, as mlx-lm does. The sparse way is quire's. Raises
-    LayoutError."""
+    """Return three ways to allocate K and V: dense (the whole context at once), in chunks as mlx-lm
+    does, and sparse (quire's own way). Raises LayoutError."""
     kv = kv_shape(shape)
     page = device.page_bytes
     sparse = paged_layout(
@@ -346,7 +343,7 @@ def _crowd(
     context: int,
     config: EngineConfig,
 ) -> Crowd | None:
-    """Simulate the workload with quantized weights as stored, or else in the widest packing that
+    """Simulate with quantized weights as stored, or with other weights in the widest packing that
     fits. Return None if none fits."""
     own = shape.quantization
     packings = WEIGHT_PACKINGS if own is None else (own_packing(own, on_gpu=device.on_gpu),)

@@ -3,9 +3,9 @@
 Memory and bandwidth are Apple's specifications of each chip's largest configuration
 (support.apple.com, "Tech Specs"). Apple publishes no arithmetic rate: ``ops_per_s`` is an
 **estimate**, GPU cores x 128 lanes x 2 operations x clock. Clocks are measured for M1 and M2
-(github.com/philipturner/metal-benchmarks), and about 1.4 GHz for M3 and 1.6 GHz for M4. M5 counts
-four times, after Apple's "over 4x the peak GPU compute for AI" (press releases of October 2025 and
-March 2026). Real kernels reach perhaps two thirds of these peaks: planned times are lower bounds.
+(github.com/philipturner/metal-benchmarks), and about 1.4 GHz for M3 and 1.6 GHz for M4. M5's rate
+is four times M4's, after Apple's "over 4x the peak GPU compute for AI" (press releases of October
+2025, March 2026). Real kernels reach about two thirds of these rates, so real times are longer.
 
 macOS limits the GPU's part of the memory (``recommendedMaxWorkingSetSize``): to two thirds of 16
 and 32 GiB (llama-cpp-python issue 687, ollama issue 434), and to three quarters from 36 GiB on
@@ -133,8 +133,7 @@ def this_device() -> Device:
     return find_device(str(mx.device_info().get("device_name", ""))) or CPU
 
 
-# The operations of a token on each number of a recurrent state: the decay, the products with key
-# and query, and the update.
+# A token's operations on each number of a recurrent state: decay, two products, and update.
 STATE_OPS = 7
 
 

@@ -76,9 +76,6 @@ def read_shape(path: Path) -> ModelShape:
     )
 
 
-# --- the memory of weights and cache --------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Packing:
     """A format in which numbers are stored, such as bf16 or 4 bits."""
@@ -174,9 +171,6 @@ def resident(shape: ModelShape, weights: Packing, kv: Packing, context: int) -> 
         context * kv_bytes_per_token(shape, kv),
         states_bytes(shape),
     )
-
-
-# --- the memory of a step -------------------------------------------------------------------------
 
 
 def memory_demand(

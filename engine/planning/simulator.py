@@ -144,8 +144,7 @@ class SimulationReport:
 
     @property
     def mean_running(self) -> float:
-        """Return the mean number of running sequences while other sequences waited. If no sequence
-        ever waited, return the mean over the whole time."""
+        """Return the mean number of running sequences, during times with waiting ones if any."""
         crowded = [m for m in self.moments if m.waiting] or self.moments
         spans = [m.end_s - m.start_s for m in crowded]
         return sum(s * m.running for s, m in zip(spans, crowded, strict=True)) / sum(spans)
@@ -177,9 +176,8 @@ class Simulation:
         kv_budget_bytes: int,
         num_slots: int = 0,
     ) -> None:
-        """``arrivals`` must be ordered by time, with sequences that fit the context. ``num_slots``
-        is the number of slots (recurrent states of a sequence), whose memory is not part of
-        ``kv_budget_bytes``."""
+        """``arrivals`` must be ordered by time and fit the context. ``num_slots`` slots (recurrent
+        states of a sequence) exist in addition to ``kv_budget_bytes``."""
         config = replace(
             config,
             free_slack_bytes=0,

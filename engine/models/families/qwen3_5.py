@@ -29,7 +29,7 @@ def hybrid_decoder(
     text: ModelConfig, family: str, mlps: Sequence[Mlp], *, parameters_first: bool
 ) -> ModelSpec:
     """Return a model of attention layers and gated delta nets. ``mlps`` has the MLP of each layer.
-    ``rope_number`` explains ``parameters_first``. Raises CheckpointError."""
+    ``parameters_first`` prefers numbers in ``rope_parameters``. Raises CheckpointError."""
     layers = zip(_mixers(text, parameters_first), mlps, strict=True)
     return ModelSpec(
         family=family,
