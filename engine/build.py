@@ -63,8 +63,7 @@ class EnginePlan:
 
     @property
     def arithmetic(self) -> str:
-        """Return a short name for the way of multiplying weights. The model's digest includes the
-        name, because the way changes K and V."""
+        """Return a name for the way of multiplying weights, which the model's digest includes."""
         if self.on_gpu:
             return "stored"
         return "packed" if self.activations == "float32" else f"packed, x in {self.activations}"

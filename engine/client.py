@@ -107,7 +107,7 @@ class TokenStream:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while _silent(streams):
-                        # An event read before, or an event of another stream, may have set it.
+                        # An event read before, or another stream's event, may have set ``wake``.
                         wake.clear()
                         await wake.wait()
         return [stream._take() for stream in streams]
@@ -150,8 +150,7 @@ ENGINE_ENDED = "the engine has ended"
 
 
 class EngineClient:
-    """Runs an engine on a thread of its own, and passes requests and events between the engine and
-    the asyncio event loop."""
+    """Runs an engine on its own thread, and passes requests to this thread and events back."""
 
     def __init__(
         self,
@@ -161,7 +160,7 @@ class EngineClient:
         max_backlog: int = MAX_BACKLOG,
         max_share_ratio: float = 1.0,
     ) -> None:
-        """The engine's thread calls ``build`` to make its loop. At most ``max_queue`` requests may
+        """The engine's thread calls ``build`` to make the loop. At most ``max_queue`` requests may
         wait. A stream keeps at most ``max_backlog`` unread events. One tenant may take the fraction
         ``max_share_ratio`` of all slots for requests."""
         self._build = build

@@ -16,7 +16,7 @@ Activations = Literal["float32", "bfloat16", "int8"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(CacheSettings):
-    """How the model runs, and how K and V lie in memory; None means that it is chosen at start."""
+    """The settings of an engine and its cache. A setting that is None gets a value at the start."""
 
     max_num_seqs: Annotated[int, Ge(1), Le(4096)] = 32
     max_num_batched_tokens: Annotated[int, Ge(1), Le(65536)] = 2048

@@ -50,7 +50,7 @@ class HistogramCounts(NamedTuple):
 
 
 class Histogram:
-    """Counts values by size. Only one thread may call ``observe``."""
+    """Counts values in buckets by size. Only one thread may call ``observe``."""
 
     __slots__ = ("_bounds", "_counts", "_total")
 
@@ -105,7 +105,7 @@ class StepMeter:
 
 
 class MlxMemory(NamedTuple):
-    """The memory that MLX reports to hold. All fields are 0 if MLX does not run."""
+    """The memory that MLX holds, by its own count. All fields are 0 if MLX does not run."""
 
     active_bytes: int = 0
     """Bytes of arrays in use, weights included."""
@@ -132,7 +132,7 @@ class EngineStats:
     """The number of prompt tokens of all requests that began to run, cached tokens included."""
     cached_prompt_tokens: int = 0
     prefix_misses: tuple[tuple[MissReason, int], ...] = ()
-    """For each reason, the number of requests whose prompt was not cached as far as possible."""
+    """For each reason, the number of requests whose cached prefix ended for this reason."""
     mapping_waits: int = 0
     """The number of steps that waited for memory to be mapped."""
     preemptions: int = 0

@@ -33,9 +33,8 @@ def plan_for_this_machine(
 ) -> EnginePlan:
     """Choose the backend, and plan the model and its cache in the backend's memory.
 
-    The engine may use ``budget_bytes`` of memory, even if other programs use some of it now. With
-    None, the engine may use the machine's free memory. Raises KVBackendError, BudgetError or
-    LayoutError.
+    The engine may use ``budget_bytes`` of memory (None means the memory that is free now). Raises
+    KVBackendError, BudgetError or LayoutError.
     """
 
     def sizes_of(kv_backend: KVBackend) -> list[tuple[int, CacheSize]]:

@@ -23,12 +23,11 @@ VERSION_2 = ""
 
 PROC = Path("/proc")
 SYSCTL = b"kern.memorystatus_vm_pressure_level"
-# The pressure level is at least WARNING, or CRITICAL, if tasks have waited for memory during this
-# percentage of the last ten seconds.
+# The percentages of the last ten seconds with tasks waiting for memory that mean memory pressure.
 STALLED_WARNING, STALLED_CRITICAL = 10.0, 40.0
-# The same by the used fraction of a control group's memory limit, not counting page cache.
+# The used fractions of a control group's limit, without page cache, that mean memory pressure.
 USED_WARNING, USED_CRITICAL = 0.90, 0.97
-# The same by the available fraction of all memory, for kernels that do not measure such waits.
+# The available fractions of memory that mean memory pressure, if the kernel measures no waits.
 AVAILABLE_WARNING, AVAILABLE_CRITICAL = 0.05, 0.02
 
 MAX_THREADS = 256
@@ -79,7 +78,7 @@ class MachineMemory:
     on_gpu: bool = False
 
     def headroom_bytes(self, setting: int | None) -> int:
-        """Return the bytes to leave to other programs: ``setting``, or by default a fixed part."""
+        """Return the bytes to leave to other programs: ``setting``, or a default if it is None."""
         usual = GPU_HEADROOM_BYTES if self.on_gpu else self.total_bytes // HEADROOM_PART
         return usual if setting is None else setting
 
@@ -115,7 +114,7 @@ def macos_available_bytes(sysctl: Sysctl) -> int | None:
 def gpu_memory(
     machine: MachineMemory, working_set_bytes: int, max_buffer_bytes: int | None = None
 ) -> MachineMemory:
-    """Return the memory that a GPU may use, which is at most the driver's recommendation."""
+    """Return the memory that a GPU may use: at most ``working_set_bytes``, the driver's advice."""
     total = min(machine.total_bytes, working_set_bytes)
     available = min(machine.available_bytes, working_set_bytes)
     return MachineMemory(total, available, max_buffer_bytes, on_gpu=True)
@@ -206,13 +205,13 @@ def _version_2(folder: Path) -> GroupMemory | None:
 
 
 def _version_1(folder: Path) -> GroupMemory | None:
-    # Where a group has no limit, the kernel reports almost 2^63 bytes.
+    # If a group has no limit, the kernel reports a limit of almost 2^63 bytes.
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
     limit, used = (_integer(folder / name) for name in names)
     if limit is None or used is None:
         return None
     stat = _figures(folder / "memory.stat")
-    # A container cannot read the groups that contain its own group. This field has the least limit.
+    # A container cannot read the groups around its own, but this field has the least of all limits.
     limit = min(limit, stat.get("hierarchical_memory_limit", limit))
     cache = stat.get("total_active_file", 0) + stat.get("total_inactive_file", 0)
     return GroupMemory(limit, used, cache)
@@ -306,14 +305,13 @@ def _level(value: float, warning: float, critical: float) -> PressureLevel:
 # After a long prompt, the C library keeps hundreds of MiB of freed memory in small pieces. Only
 # whole free pages return to the system. More pages are free if all threads share one arena (pool).
 
-# glibc's option for the number of arenas (malloc.h), and the environment variable for the same.
+# glibc's option for the number of arenas (malloc.h), and the variable by which users set it.
 M_ARENA_MAX, ARENA_MAX_VARIABLE = -8, "MALLOC_ARENA_MAX"
 
 
 def use_one_arena() -> None:
-    """Make glibc use one arena (pool of memory) for all threads, unless ARENA_MAX_VARIABLE is set.
-    With an arena per thread, glibc kept three times as much freed memory. Call this before any
-    thread starts."""
+    """Make glibc use one arena (pool of memory) for all threads, unless the user has set a number.
+    One arena keeps a third of the freed memory. Call this before any thread starts."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt") and ARENA_MAX_VARIABLE not in os.environ:
         library.mallopt(M_ARENA_MAX, 1)

@@ -22,7 +22,7 @@ class MemoryMap:
     stats: EngineStats
     kv: KVMap
     running: tuple[SequenceReport, ...]
-    """The first MAX_SHOWN_SEQUENCES running sequences; ``stats`` has the number of all."""
+    """At most MAX_SHOWN_SEQUENCES running sequences. ``stats.running`` is the number of all."""
     waiting: tuple[SequenceReport, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class MemoryMap:
             "running": stats.running,
             "waiting": stats.waiting,
             "steps": stats.steps,
-            # A waiting sequence has no blocks.
+            # The numbers of blocks are 0 for a waiting sequence.
             "sequences": [
                 report | {name: getattr(mapped.get(report["id"]), name, 0) for name in blocks}
                 for report in chain(self.running, self.waiting)

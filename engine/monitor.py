@@ -16,8 +16,8 @@ from engine.power import KeepAwake
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-# The server has this long to send error events and end. Afterwards the process exits at once,
-# because a thread that hangs in the device cannot be joined.
+# After a hang, the server has this long to send error events and end. Then the process exits at
+# once, because a thread that hangs in the device cannot be joined.
 SHUTDOWN_GRACE_S = 5.0
 # A longer time between two checks means that the whole process stood still, not that a step hangs:
 # the machine slept, or the process was stopped.
@@ -36,7 +36,7 @@ class Watchdog:
         self._seen_s = 0.0
 
     def check(self, now: float, busy_since: float | None) -> bool:
-        """Return whether the step that began at ``busy_since`` has run too long by ``now``."""
+        """Return True if the step that began at ``busy_since`` has run too long by ``now``."""
         passed = 0.0 if self._checked_at is None else min(now - self._checked_at, LONGEST_BREAK_S)
         if busy_since is None or busy_since != self._busy_since:
             # The step may have begun after the last check.

@@ -1,7 +1,7 @@
 """Keeps a Mac awake while it answers requests, and reads its power state.
 
 macOS puts an idle machine to sleep even while clients wait. Power assertions prevent this sleep
-(Apple's IOPMLib.h); `pmset -g assertions` lists them. Other systems do not sleep by default.
+(Apple's IOPMLib.h); `pmset -g assertions` lists them. Other systems sleep only if configured to.
 """
 
 import ctypes
@@ -99,9 +99,8 @@ def power_of(platform: str = sys.platform) -> MacPower | None:
 
 
 class KeepAwake:
-    """Keeps a machine awake while it is busy. With ``others_may_ask``, other machines may send
-    requests, which cannot wake this machine. Then the machine stays awake when idle, too, as long
-    as it has mains power. Call ``update`` regularly."""
+    """Keeps a machine awake while it is busy. With ``others_may_ask``, also while it has mains
+    power: requests from other machines could not wake it. Call ``update`` regularly."""
 
     def __init__(self, power: MacPower, *, others_may_ask: bool) -> None:
         self._power = power

@@ -94,7 +94,7 @@ class KVBackendReport:
     """The reason why the backend could not be tested, or "" if it was tested."""
     tests: dict[SelfTest, SelfTestReport] = field(default_factory=dict)
     releases_heaps: bool = True
-    """Whether serving returns free memory to the system. A GPU must have passed a test of it."""
+    """Whether serving returns free memory to the system. A GPU must have passed a test of this."""
     remembered: str = ""
     """The paths of files that record passed tests, or the error of writing such a file."""
     faults: tuple[str, ...] = ()

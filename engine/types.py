@@ -93,8 +93,7 @@ class SamplingParams:
     min_tokens: int = 0
     """The length of an answer below which no stop token is chosen, unless the grammar forces it."""
     prompt_logprobs: int | None = None
-    """The number of alternatives to report with each prompt token; None reports nothing for the
-    prompt. If a number is set, ``max_tokens`` may be 0."""
+    """The number of alternatives to report with each prompt token. If set, max_tokens may be 0."""
 
     @property
     def greedy(self) -> bool:
@@ -160,8 +159,7 @@ class Request(PromptOptions):
     fork_of: int | None = None
     """The id of an earlier request with the same prompt, whose memory pages this request shares."""
     submitted_s: float | None = None
-    """The time of submission by the engine's clock. With None, the request's waiting time is not
-    counted in the statistics."""
+    """The time of submission by the engine's clock. None leaves it out of the statistics."""
 
     def __repr__(self) -> str:
         """Return counts only: prompts are never printed."""
@@ -178,8 +176,7 @@ class Submission(PromptOptions):
     """Whether to admit the requests even when the queue is full."""
 
     def request(self, number: int, params: SamplingParams, **own: Any) -> Request:
-        """Return the request for one answer, with the id ``number``. ``own`` holds the fields of
-        Request that a Submission lacks."""
+        """Return the request for one answer. ``own`` has the fields that a Submission lacks."""
         options = {each.name: getattr(self, each.name) for each in fields(PromptOptions)}
         if self.constraint is not None:
             options["constraint"] = self.constraint.copy()
@@ -195,7 +192,7 @@ class PrefixReport:
     left_at: int
     """The position of the first prompt token after the longest cached prefix."""
     miss: MissReason | None
-    """The reason why the cached prefix ends there; None if no more tokens could be shared."""
+    """The reason why no more tokens came from the cache; None if no more could."""
 
 
 @dataclass(frozen=True, slots=True)

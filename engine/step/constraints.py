@@ -18,7 +18,7 @@ ALL = np.uint32(0xFFFFFFFF)
 
 
 def sampling_state(sequences: SequenceOf[Sequence | None], vocab_size: int) -> SamplingState:
-    """Return the state for sampling. ``sequences`` has one item per row, None if it has ended.
+    """Return the state for sampling. ``sequences`` has a sequence per row, None for an ended one.
 
     Any thread may call this, when all earlier tokens are known. During the call no other thread may
     use the sequences or their constraints.
@@ -71,9 +71,6 @@ def accept(sequence: Sequence, outcome: Outcome) -> Outcome:
     except Exception as error:
         return RowError(_why(sequence, error))
     return outcome
-
-
-# --- the mask of one sequence ------------------------------------------------------------------
 
 
 def _holds_back_stops(sequence: Sequence) -> bool:

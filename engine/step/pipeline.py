@@ -1,5 +1,4 @@
-"""Launches and reads steps. Two steps may be in flight (begun, not read) at the same time, so that
-the device has work while one step is read."""
+"""Launches and reads steps. Two may be in flight (begun, not read), to keep the device busy."""
 
 import logging
 from collections import deque
@@ -122,8 +121,7 @@ class StepPipeline:
         return not (self._launched and self._points.is_due())
 
     def advance(self, plan: StepPlan) -> list[RetiredStep]:
-        """Launch the plan's step if the plan has entries. Retire all earlier steps. Raises the same
-        errors as ``launch``."""
+        """Launch the plan's step, if any; retire all earlier steps. Raises as ``launch`` does."""
         self.launch(plan)
         retired = self.retire(1 if plan.entries else 0)
         if plan.entries:
@@ -195,7 +193,7 @@ class StepPipeline:
             return None
 
     def _cancel_later_steps(self) -> list[RetiredStep]:
-        """Cancel the steps behind a failed step; keep steps that have failed, too."""
+        """Cancel the steps behind a failed step, except steps that have failed as well."""
         running = [(later, later.step) for later in self._launched if later.step is not None]
         for later, step in running:
             step.cancel()

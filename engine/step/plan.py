@@ -18,8 +18,6 @@ from engine.types import (
 
 WORD_BITS = 32
 
-# --- decisions of the cache -----------------------------------------------------------------------
-
 
 class Opened(NamedTuple):
     """A sequence was given an address range for K and V, and the cached blocks of its prefix."""
@@ -45,8 +43,7 @@ class Attached(NamedTuple):
 
 
 class Forked(NamedTuple):
-    """A further answer to a prompt was given the first answer's K and V of the prompt. Full blocks
-    are shared, and the last block is copied."""
+    """A further answer to a prompt shares the first answer's full blocks, and copies the last."""
 
     parent_id: int
     seq_id: int
@@ -62,9 +59,6 @@ class Closed(NamedTuple):
 
 
 CacheDecision = Opened | Attached | Forked | Closed
-
-
-# --- the entries of a step ------------------------------------------------------------------------
 
 
 class PendingToken(NamedTuple):
@@ -147,8 +141,6 @@ class StepPlan:
 
 NO_STEP = StepPlan(0, ())
 
-# --- the state for choosing tokens ----------------------------------------------------------------
-
 
 class TokenHistory(NamedTuple):
     """The distinct tokens of a sequence, for penalties."""
@@ -180,9 +172,6 @@ class SamplingState(NamedTuple):
 
 PendingState = Future[SamplingState]
 """A SamplingState that another thread makes while the device computes."""
-
-
-# --- the outcomes of a step -----------------------------------------------------------------------
 
 
 class Token(NamedTuple):

@@ -52,8 +52,7 @@ class ModelStep:
         output: PendingSamples | mx.array,
         scored_states: mx.array | None,
     ) -> None:
-        """``output`` is logits if sampling needs a SamplingState, samples otherwise. Prompt tokens
-        are scored from ``scored_states``."""
+        """``output`` is the samples, or the logits if sampling must wait for a SamplingState."""
         self._runner = runner
         self._plan = plan
         self._views = views
@@ -168,8 +167,6 @@ class ModelRunner:
             self.has_completed(views.epoch)
             raise
 
-    # --- the graph of a step --------------------------------------------------------------------
-
     def _build(self, plan: StepPlan, views: KVViews) -> ModelStep:
         tokens, rows = self._batch(plan.entries)
         scored = scored_rows(plan.entries)
@@ -200,8 +197,8 @@ class ModelRunner:
         return self._tokens(tokens, pending), rows
 
     def _tokens(self, known: list[int], pending: list[tuple[int, int]]) -> mx.array:
-        """Return ``known`` as an array, in which unread tokens of the previous step are put in. A
-        pair in ``pending`` is an index in the array and an index in the sampled tokens."""
+        """Return ``known`` as an array, with unread tokens of the previous step put in. A pair in
+        ``pending`` is an index in the array, and the index of a token in the previous samples."""
         if not pending:
             return mx.array(known)
         all_pending = len(pending) == len(known) == self._sampled.size

@@ -158,9 +158,6 @@ def draw(seed: int, index: int) -> float:
     return (int.from_bytes(digest, "little") >> (64 - DRAW_BITS)) * 2.0**-DRAW_BITS
 
 
-# --- changes of the logits ------------------------------------------------------------------------
-
-
 def _adjust(
     logits: mx.array, params: SequenceOf[SamplingParams], histories: SequenceOf[TokenHistory | None]
 ) -> mx.array:
@@ -235,9 +232,6 @@ def _column(
     return mx.array([value(p) for p in params], dtype=mx.float32)[:, None]
 
 
-# --- choosing a token of each row -----------------------------------------------------------------
-
-
 def _choices(params: SequenceOf[SamplingParams], indices: SequenceOf[int], vocab: int) -> mx.array:
     """Return each row's five parameters for ``choose_tokens``, as an array ``[R, 5]``."""
     rows = [
@@ -279,8 +273,7 @@ def _allowed(logits: mx.array, ids: mx.array) -> mx.array:
 
 
 def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array) -> mx.array:
-    """Draw token ids ``[R]`` from the tokens that pass the filters. ``draws`` has a random number
-    in [0, 1) for each row, which is looked up in the row's cumulative distribution."""
+    """Draw ids ``[R]`` of tokens that pass each row's filters, by the random numbers ``draws``."""
     probabilities = mx.softmax(logits / _column(params, lambda p: p.temperature), axis=-1)
     floor = _floor(probabilities, params)
     if floor is not None:
@@ -291,8 +284,8 @@ def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array)
 
 
 def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.array | None:
-    """Return the least probability that passes each row's filters, ``[R, 1]``; None if no row has
-    a filter."""
+    """Return the least probability ``[R, 1]`` that passes each row's filters, or None if no row
+    has a filter."""
     vocab = probabilities.shape[-1]
     floors: list[mx.array] = []
     if any(p.min_p > 0 for p in params):
@@ -308,7 +301,7 @@ def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.ar
         before = mx.cumsum(descending, axis=-1) - descending
         top_p = _column(params, lambda p: p.top_p)
         share = top_p * descending.sum(axis=-1, keepdims=True)
-        # In a row without top_p, an error of rounding in the sums must not remove a token.
+        # In a row without top_p, a rounding error in the sums must not remove a token.
         nucleus = inside & ((before < share) | (top_p >= 1))
         floors.append(mx.where(nucleus, descending, 2.0).min(axis=-1, keepdims=True))
     if not floors:
@@ -341,7 +334,7 @@ Head = Callable[[mx.array], mx.array]
 
 
 def scored_rows(entries: SequenceOf[PlanEntry]) -> list[int]:
-    """Return the indices, in the step's flat array of tokens, that a scored token follows."""
+    """Return the index of the token before each scored token, in the step's flat token array."""
     rows: list[int] = []
     first = 0
     for entry in entries:

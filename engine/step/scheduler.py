@@ -31,7 +31,7 @@ from kvcache.sequences import Progress
 
 
 def resting_sequences(running: SequenceOf[Sequence], max_step_mask_s: float) -> set[int]:
-    """Return the ids of sequences to leave out of a step, so that masks take ``max_step_mask_s``.
+    """Return the ids of sequences to leave out of a step, to make masks within max_step_mask_s.
 
     A mask marks the tokens that may come next. Only sequences whose mask takes more than an equal
     share of the time are left out. Sequences that were left out longest run first; one always runs.
@@ -224,7 +224,7 @@ class Scheduler:
         return [self._finish(sequence, FinishReason.ERROR, message) for sequence in left]
 
     def cancel(self, plan: StepPlan) -> None:
-        """Cancel a step because the step before has failed. Schedule its sequences again later."""
+        """Cancel a step because the step before has failed, so that it can be planned again."""
         for sequence in self.sequences_of(plan.entries):
             self.kv.cancel_steps(sequence.seq_id)
             sequence.num_output_placeholders = 0
@@ -284,8 +284,7 @@ class Scheduler:
         return StepPlan(self._plans, tuple(entries), decisions, tuple(self._begun))
 
     def commit(self, plan: StepPlan, outcomes: SequenceOf[Outcome]) -> list[TokenEvent]:
-        """Apply a step's outcomes to the sequences; return the events. ``outcomes`` has one outcome
-        for each entry that samples or scores, in order."""
+        """Apply a step's outcomes, one per entry that samples or scores; return the events."""
         events: list[TokenEvent] = []
         rest = iter(outcomes)
         for entry in plan.entries:
@@ -361,8 +360,7 @@ class Scheduler:
         return tuple(self._finish(each, FinishReason.ERROR, NO_MEMORY) for each in list(alone))
 
     def _admit(self) -> None:
-        """Admit waiting sequences in order, until memory runs out. Skip further answers to a prompt
-        that is still being computed."""
+        """Admit waiting sequences while memory lasts. Skip answers that wait for their prompt."""
         max_running = 1 if self.holds_back else self.limits.max_num_seqs
         for sequence in self._waiting[: max(0, max_running - len(self._running))]:
             if self.sharing.waits_for_parent(sequence):

@@ -152,9 +152,6 @@ class Sequence:
         )
 
 
-# --- entries of a plan ----------------------------------------------------------------------------
-
-
 def plan_entry(sequence: Sequence, stop: int, newest_plan: int) -> PlanEntry:
     """Return the entry that computes a sequence's unscheduled tokens before position ``stop``.
     ``newest_plan`` is the number of the previous plan."""
@@ -183,9 +180,6 @@ def _scoring(sequence: Sequence, stop: int) -> Scoring | None:
     if first >= last:
         return None
     return Scoring(first, tuple(sequence.token_ids[first + 1 : last + 1]), num_top)
-
-
-# --- outcomes of a step ---------------------------------------------------------------------------
 
 
 def apply_outcome(sequence: Sequence, outcome: Outcome) -> TokenEvent | None:
