@@ -37,9 +37,8 @@ inline void transpose(Vec* v) {
   }
 }
 
-// Computes a part of the scores of T tokens: the sums that score_tokens() has in one lane. Adds the
-// `taken` parts stored below `top`, and stores the result in place of the lowest. `queries` is
-// [D / kLanes][V][kLanes]. The function is not inlined, to keep the sums in registers.
+// Computes the part of T tokens' scores that comes from every kLanes-th dimension of the keys. Adds
+// the `taken` parts stored below `top`. This is not inlined, to keep the sums in registers.
 template <size_t D, size_t V, size_t T, size_t taken>
 __attribute__((noinline)) void multiply_lane(const float* queries, const float* keys, float* top) {
   Vec sum[T][V] = {};
@@ -67,7 +66,7 @@ __attribute__((noinline)) void multiply_lane(const float* queries, const float* 
   }
 }
 
-// Computes the sum of the parts for lanes `first`, `first` + step, ..., in the order of sums().
+// Adds up in pairs the scores' parts (multiply_lane) of dimensions `first`, `first` + `step`, ...
 template <size_t D, size_t V, size_t T, size_t step = 1, size_t taken = 0>
 inline void multiply_lanes(const float* queries, const float* keys, size_t first, float* top) {
   if constexpr (step == kLanes) {
@@ -96,8 +95,8 @@ void score_rows(const float* queries, const float* keys, size_t tokens, float* s
   }
 }
 
-// Returns each row's (lane's) sum of the weights of tokens `first`, `first` + `step`, ..., in the
-// order of sum_of().
+// Returns for each row (lane) the sum of the weights of tokens `first`, `first` + `step`, ... The
+// order of the additions is that of sum_of().
 template <size_t step = 1>
 inline Vec sum_tokens(const float* weights, size_t first, size_t tokens) {
   if constexpr (step == kLanes) {
@@ -112,7 +111,7 @@ inline Vec sum_tokens(const float* weights, size_t first, size_t tokens) {
   }
 }
 
-// Does the same as soften() for kLanes rows, one in each lane.
+// Does one step of the softmax, as soften() does, for kLanes rows at once.
 inline void soften_rows(
     float* scores, size_t tokens, float* highest, float* weight, float* factors) {
   constexpr size_t kChains = 4;
@@ -171,9 +170,8 @@ __attribute__((noinline)) void add_slab(
   }
 }
 
-// The query rows of consecutive tokens for one KV head, and the rows' intermediate results. Row i
-// is query head i % group of the token at `position` + i / group. Rows without a token fill the
-// last vector.
+// The query rows of some tokens for one KV head, and the rows' intermediate results. Row i is query
+// head i % group of the token at `position` + i / group. Extra rows fill up the last vector.
 struct Chunk {
   const HeadShape& shape;
   size_t position;
@@ -208,8 +206,7 @@ inline void for_row_blocks(size_t rows, const Body& body) {
   }
 }
 
-// Copies `count` query rows to chunk.queries, in the order that score_rows() needs. Row 0 is
-// repeated to fill the last vector.
+// Copies `count` query rows to chunk.queries, as score_rows() reads them. Row 0 fills the rest.
 template <size_t D>
 void turn_queries(const Chunk& chunk, const float* prepared, size_t count) {
   const size_t group = chunk.shape.group();

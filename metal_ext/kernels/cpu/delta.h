@@ -32,7 +32,7 @@ void normalize(const float* x, float eps, float scale, size_t n, float* out) {
 // Each loaded vector of a key or query serves this many rows of the state.
 constexpr size_t kStateRows = 4;
 
-// Sets partial[i] to the product of row i of the state and x, whose lanes are not yet added up.
+// Sets partial[i] to the product of the state's row i and x, before its lanes are added up.
 inline void state_times(const float* state, const float* x, size_t dims, Vec* partial) {
   for (size_t row = 0; row < kLanes; row += kStateRows) {
     const float* const rows = state + row * dims;
@@ -49,8 +49,7 @@ inline void state_times(const float* state, const float* x, size_t dims, Vec* pa
   }
 }
 
-// Sets `to` to from * decay + change k^T. Sets partial[i] to the product of row i of `to` and q,
-// whose lanes are not yet added up.
+// Sets `to` = from * decay + change k^T. Sets partial[i] as state_times() does, with `to` and q.
 inline void state_step(
     const float* from, float* to, const float* key, const float* query, const float* change,
     float decay, size_t dims, Vec* partial) {
@@ -77,8 +76,7 @@ inline void state_step(
   }
 }
 
-// Computes all tokens for kLanes rows of the state before the next rows, so that the rows stay in
-// the first-level cache.
+// Runs all tokens for kLanes rows of the state at a time, so that these stay in the first cache.
 void recur(const DeltaHead& head, const DeltaRun& run) {
   const size_t dims = head.key_dim;
   for (size_t row = 0; row < head.value_dim; row += kLanes) {

@@ -4,8 +4,7 @@
 
 #include "cpu/kernels.h"
 
-// Filters tokens by top_k and top_p. A weight is a token's probability times a factor that all
-// tokens share, and is at most 1.
+// Filters tokens by top_k and top_p. Weights are probabilities times one factor, and at most 1.
 namespace quire::cpu {
 
 struct Filter {
@@ -15,8 +14,7 @@ struct Filter {
 
 // Returns the smallest weight that passes the filter. In order of falling weights, a token passes
 // if it is among the first top_k, and the share of all earlier tokens is below top_p. The first
-// token always passes. Weights of 0 are ignored. `total` is the sum of the n weights, and `scratch`
-// has room for n floats. The time is O(n).
+// token always passes. `total` is the sum of the n weights, and `scratch` has n floats.
 float filter_floor(
     const ChooseKernels& kernels, const Filter& filter, const float* weights, size_t n,
     double total, float* scratch);

@@ -35,8 +35,7 @@ constexpr size_t limbs_of(const LinearShape& shape) {
 #endif
 }
 
-// The largest whole number of 3, 2 or 1 limbs, 127 * (2^16 + 2^8 + 1), 127 * (2^8 + 1) or 127. The
-// first two are a little less, for rounding.
+// The largest whole number of this many limbs, a little below 127 * (2^16 + 2^8 + 1) for 3 limbs.
 template <size_t Limbs>
 constexpr float kLargestWhole = Limbs == 3 ? 8355000.0f : Limbs == 2 ? 32638.0f : 127.0f;
 

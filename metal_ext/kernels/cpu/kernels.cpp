@@ -54,7 +54,7 @@ constexpr size_t kTallSums = 12;
 template <size_t Bits>
 void multiply_codes(const CodeCall& call, size_t first, size_t panels) {
 #if defined(__AMX_INT8__)
-  // With fewer rows, vector instructions are faster than the unit, which always stores whole tiles.
+  // With fewer rows, vector instructions beat the matrix unit, which always stores whole tiles.
   constexpr size_t kLeastTileRows = 5;
   if (call.rows >= kLeastTileRows) {
     for_panel_runs(first, panels, [&](size_t from, size_t count) {

@@ -81,8 +81,7 @@ constexpr size_t kChunkRows = 32;
 constexpr size_t kKeyTokens = 16;
 constexpr size_t kValueDims = 64;
 
-// The operations of a layer between its matrix products. They compute one float32 row. The output
-// may be the memory of an input.
+// The operations on one float32 row between a layer's matrix products. `out` may be an input.
 struct LayerKernels {
   // Computes x / sqrt(mean(x^2) + eps) * weight, [n] each.
   void (*rms_norm)(const float* x, const float* weight, float eps, size_t n, float* out);
@@ -90,8 +89,7 @@ struct LayerKernels {
   // Computes SiLU(gates) * up, [n] each.
   void (*gate)(const float* gates, const float* up, size_t n, float* out);
 
-  // Rotates numbers i and i + head_dim / 2 of a head by RoPE. `angles` has head_dim / 2 cosines,
-  // then as many sines.
+  // Rotates a head by RoPE. `angles` has head_dim / 2 cosines, then as many sines.
   void (*rotate)(const float* x, const float* angles, size_t head_dim, float* out);
 
   // Computes to += x, [n] each.
@@ -110,8 +108,7 @@ struct DeltaHead {
   size_t value_dim;
 };
 
-// A run of consecutive tokens for one value head. Rows of queries, keys and values are `stride`
-// numbers apart.
+// Consecutive tokens of one value head. Rows of queries, keys, values are `stride` numbers apart.
 struct DeltaRun {
   size_t count;
   const float* from;  // the state before the tokens, or null for a state of zeros
@@ -128,8 +125,7 @@ struct DeltaRun {
 
 // The operations of a gated delta net between its matrix products, in float32.
 struct DeltaKernels {
-  // Computes SiLU(sum over taps of rows[tap][i] * weights[tap * stride + i]) for i < n. A row that
-  // is null counts as zeros.
+  // Computes SiLU(sum over taps of rows[tap] * weights[tap * stride + i]). A null row is zeros.
   void (*convolve)(
       const float* const* rows, const float* weights, size_t taps, size_t stride, size_t n,
       float* out);
@@ -179,8 +175,7 @@ struct Kernels {
 
   // Computes the attention of `rows` (1 to kChunkRows) rows from `position` on, for one KV head. A
   // row attends to all keys up to its own. `prepared` and `out` point to the KV head's first query
-  // head in the first row; rows are query_floats() apart. `keys` and `values` point to the region's
-  // first row. `scratch` has chunk_scratch_floats() floats.
+  // head in the first row; rows are query_floats() apart. `keys` and `values` point to position 0.
   void (*attend_chunk)(
       const HeadShape&, size_t kv_head, const float* prepared, const void* keys,
       const void* values, size_t rows, size_t position, float* out, float* scratch);

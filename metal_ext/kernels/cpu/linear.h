@@ -16,8 +16,7 @@ enum class WeightType { bfloat16, float32, bits4, bits8 };
 enum class ScaleType { bfloat16, float32 };
 
 // The type to which x may be rounded, if the instruction set multiplies this type. With quantized
-// weights, a group of x becomes whole numbers times one scale: bfloat16 means whole numbers of 16
-// bits, int8 of 8 bits.
+// weights, bfloat16 and int8 mean whole numbers of 16 and 8 bits with one scale per group of x.
 enum class Activations { float32, bfloat16, int8 };
 
 constexpr size_t kPanelOutputs = 16;

@@ -1,5 +1,4 @@
-// Linear layers in float32, for weights of every type (panels: linear.h). Each instruction set
-// includes this file once.
+// Linear layers in float32, for weights of every type, which are packed in panels (linear.h).
 
 constexpr size_t kPanelVecs = kPanelOutputs / kLanes;
 static_assert(kPanelOutputs % kLanes == 0);

@@ -76,8 +76,7 @@ struct Block {
   }
 };
 
-// Multiplies a tile of x by the panels' weights w, and adds the products to the sums. If Tall, does
-// the same for the tile of x that is `next` bytes later.
+// Adds a tile of x times the panels' weights w. If Tall, also adds the tile of x at `x + next`.
 template <bool Tall>
 inline void add_tiles(const std::byte* x, size_t next, const std::byte* const* w, size_t at) {
   _tile_loadd(4, x, kLineBytes);

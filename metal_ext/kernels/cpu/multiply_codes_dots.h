@@ -1,6 +1,6 @@
 // Linear layers of 4 and 8 bits by dot products of bytes: codes times limbs (bytes of x).
 
-// Returns a vector that repeats the four limbs number 4 * part to 4 * part + 3 for each output.
+// Returns a vector that repeats the limbs 4 * part to 4 * part + 3 for each output.
 inline IntVec four_of(const std::byte* limbs, size_t part) {
   int32_t four;
   __builtin_memcpy(&four, limbs + 4 * part, sizeof(four));

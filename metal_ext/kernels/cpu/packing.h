@@ -6,12 +6,10 @@
 
 #include "cpu/linear.h"
 
-// Converts weights from MLX's layout to panels (linear.h), and unpacks single rows of weights, such
-// as a token's embedding.
+// Converts weights from MLX's layout to panels (linear.h), and unpacks single outputs' weights.
 namespace quire::cpu {
 
-// The type of plain numbers or of scales. An exponent is a byte e with the value 2^(e - 127), as in
-// MXFP4.
+// The type of plain numbers or of scales. A byte e of exponents means 2^(e - 127), as in MXFP4.
 enum class StoredNumber { bfloat16, float32, exponents };
 
 // MLX's format of a matrix: plain numbers, or codes with a scale and a bias per group of inputs. If
@@ -33,9 +31,8 @@ struct Weights {
   const void* biases = nullptr;
 };
 
-// Returns the shape of one packed matrix of all parts' outputs. Packing changes no value: codes get
-// 4 or 8 bits and the smallest group of all parts. If only some parts have codes, all become
-// float32.
+// Returns the shape of one packed matrix with the outputs of all parts. No value changes: codes get
+// 4 or 8 bits and the smallest group. If only some parts have codes, all parts become float32.
 LinearShape joined_shape(size_t inputs, std::span<const StoredKind> parts);
 
 // Packs the panels [first, first + count). `shape` is the joined_shape() of the parts. `packed` is

@@ -31,9 +31,8 @@ inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
 
-// Loads 2 * kLanes numbers of a row of K or V into two vectors. Of bfloat16 numbers, `first` gets
-// those with even indices and `second` the others. A float's upper half is its bfloat16, so one
-// shift and one mask convert them.
+// Loads 2 * kLanes numbers into two vectors. Of bfloat16 numbers, `first` gets the even indices. A
+// float's upper half is its bfloat16, so a shift and a mask convert two numbers.
 inline void load_pair(const uint16_t* p, Vec& first, Vec& second) {
   const BitVec bits = *reinterpret_cast<const UnalignedBits*>(p);
   first = reinterpret_cast<Vec>(bits << 16);

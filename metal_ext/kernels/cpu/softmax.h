@@ -38,7 +38,7 @@ inline float soften(float* scores, size_t n, float& highest, float& weight) {
   return factor;
 }
 
-// Adds another partial result (`more_...`) of the same head to the first one.
+// Combines a second partial result (`more_...`) of a head with the first, which gets the result.
 inline void join(
     float& highest, float& weight, float* values, float more_highest, float more_weight,
     const float* more_values, size_t head_dim) {

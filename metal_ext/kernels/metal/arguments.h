@@ -104,7 +104,7 @@ struct DeltaSegment {
   uint32_t first_write;  // index of the segment's first write; the last write is after all rows
 };
 
-// The order to write the states to `slot` after the segment's first `rows` rows.
+// An instruction to write the states to `slot` after the segment's first `rows` rows.
 struct DeltaWrite {
   uint64_t slot;
   uint32_t rows;
@@ -121,8 +121,7 @@ struct DeltaArguments {
   uint32_t unused;
 };
 
-// The arguments of zero_blocks and copy_blocks. The regions of a block are source_stride or
-// target_stride bytes apart.
+// The arguments of zero_blocks and copy_blocks. The strides are the distances between regions.
 struct BlockArguments {
   uint64_t source;  // GPU addresses
   uint64_t target;

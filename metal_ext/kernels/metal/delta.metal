@@ -188,9 +188,8 @@ template <typename T, int D, Rows kind>
   }
 }
 
-// Writes each segment's tail (the convolution's newest inputs) to its slots. This runs in a command
-// after gated_delta, because all value heads must have read a tail before the tail is overwritten.
-// Takes (conv_width, segments) threads.
+// Writes the convolution's newest inputs (tail) to slots. This kernel runs after gated_delta, in
+// which all value heads read the old tail. Takes (conv_width, segments) threads.
 template <typename T, int D, Rows kind>
 [[kernel]] void delta_tails(
     const device T* qkv [[buffer(0)]],

@@ -21,8 +21,7 @@ struct RowSpace {
   device uchar* arena;        // only dense uses this
 };
 
-// Returns the address of the K or V of `token`, a position in the row's sequence. The region (K or
-// V of a layer) starts at `region_offset`.
+// Returns the address of the K or V at position `token` of the row's sequence, in one region.
 template <Rows kind>
 inline device uchar* kv_row(
     RowSpace space, RowEntry row, constant LayerPlace& place, ulong region_offset, uint token) {
@@ -39,7 +38,7 @@ inline device uchar* kv_row(
   return reinterpret_cast<device uchar*>(offset);
 }
 
-// Returns the address of one KV head's part of the same K or V.
+// Returns the address of one KV head's part of the K or V at position `token`.
 template <Rows kind, typename KV, int D>
 inline device KV* kv_head_row(
     RowSpace space, RowEntry row, constant LayerPlace& place, ulong region_offset, uint token,
