@@ -27,7 +27,7 @@ SYSCTL = b"kern.memorystatus_vm_pressure_level"
 STALLED_WARNING, STALLED_CRITICAL = 10.0, 40.0
 # The used fractions of a control group's limit, without page cache, that mean memory pressure.
 USED_WARNING, USED_CRITICAL = 0.90, 0.97
-# The available fractions of memory that mean memory pressure, if the kernel measures no waits.
+# The available fractions of memory that mean pressure, for kernels that do not measure waits.
 AVAILABLE_WARNING, AVAILABLE_CRITICAL = 0.05, 0.02
 
 MAX_THREADS = 256

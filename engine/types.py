@@ -176,7 +176,7 @@ class Submission(PromptOptions):
     """Whether to admit the requests even when the queue is full."""
 
     def request(self, number: int, params: SamplingParams, **own: Any) -> Request:
-        """Return the request for one answer. ``own`` has the fields that a Submission lacks."""
+        """Return the request ``number`` for one answer. ``own`` has further fields of Request."""
         options = {each.name: getattr(self, each.name) for each in fields(PromptOptions)}
         if self.constraint is not None:
             options["constraint"] = self.constraint.copy()
@@ -192,7 +192,7 @@ class PrefixReport:
     left_at: int
     """The position of the first prompt token after the longest cached prefix."""
     miss: MissReason | None
-    """The reason why no more tokens came from the cache; None if no more could."""
+    """The reason why the cache had no more of the prompt's tokens; None if none were missing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,8 +70,8 @@ class Matrix:
     inputs: int
     has_bias: bool = False
     parts: tuple[int, ...] = ()
-    """If set, the file's rows are groups of parts with these numbers of rows. Reading reorders the
-    rows: all first parts come first, then all second parts, and so on."""
+    """If set, the file's rows repeat a pattern of parts, which have these numbers of rows. Reading
+    sorts the rows by part: all first parts, then all second parts, and so on."""
 
     def shapes(self) -> Shapes:
         bias: Shapes = {f"{self.name}.bias": (self.outputs,)} if self.has_bias else {}

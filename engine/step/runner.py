@@ -32,7 +32,7 @@ NO_SAMPLES = PendingSamples([], list)
 
 
 class Model(Protocol):
-    """A model's forward pass; see engine/models/forward.py."""
+    """Runs a model's forward pass. The class Forward (engine/models) implements this."""
 
     def hidden(
         self, token_ids: mx.array, views: KVViews, rows: mx.array | None
@@ -197,8 +197,8 @@ class ModelRunner:
         return self._tokens(tokens, pending), rows
 
     def _tokens(self, known: list[int], pending: list[tuple[int, int]]) -> mx.array:
-        """Return ``known`` as an array, with unread tokens of the previous step put in. A pair in
-        ``pending`` is an index in the array, and the index of a token in the previous samples."""
+        """Return token ids as an array. ``known`` has 0 in place of each unread token. A pair in
+        ``pending`` is such a place, and the token's index among the previous step's samples."""
         if not pending:
             return mx.array(known)
         all_pending = len(pending) == len(known) == self._sampled.size
@@ -211,7 +211,7 @@ class ModelRunner:
         return mx.concatenate([known_ids, self._sampled])[mx.array(places)]
 
     def _output(self, plan: StepPlan, states: mx.array) -> PendingSamples | mx.array:
-        """Compute vectors, samples, or (if sampling needs a SamplingState) logits of states."""
+        """Return vectors, samples, or (if sampling needs a SamplingState) logits of ``states``."""
         if self._pools:
             return pool(states)
         logits = self._model.head(states)

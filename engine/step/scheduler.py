@@ -224,7 +224,7 @@ class Scheduler:
         return [self._finish(sequence, FinishReason.ERROR, message) for sequence in left]
 
     def cancel(self, plan: StepPlan) -> None:
-        """Cancel a step because the step before has failed, so that it can be planned again."""
+        """Cancel a step because the step before has failed. Its tokens are planned again later."""
         for sequence in self.sequences_of(plan.entries):
             self.kv.cancel_steps(sequence.seq_id)
             sequence.num_output_placeholders = 0
@@ -360,7 +360,8 @@ class Scheduler:
         return tuple(self._finish(each, FinishReason.ERROR, NO_MEMORY) for each in list(alone))
 
     def _admit(self) -> None:
-        """Admit waiting sequences while memory lasts. Skip answers that wait for their prompt."""
+        """Admit waiting sequences until one does not fit into memory. Skip further answers whose
+        prompt is not computed yet."""
         max_running = 1 if self.holds_back else self.limits.max_num_seqs
         for sequence in self._waiting[: max(0, max_running - len(self._running))]:
             if self.sharing.waits_for_parent(sequence):

@@ -112,7 +112,7 @@ class Sequence:
         return TokenHistory(np.array(ids, np.int32), np.array(generated, np.float32))
 
     def note_mask(self, seconds: float) -> None:
-        """Record the processor time of making a mask. High times fade slowly: they may recur."""
+        """Record the processor time of making a mask. After a high time, mask_s falls slowly."""
         self.mask_s = max(seconds, self.mask_s / 2)
 
     @property
