@@ -66,7 +66,8 @@ __attribute__((noinline)) void multiply_lane(const float* queries, const float* 
   }
 }
 
-// Adds up in pairs the scores' parts (multiply_lane) of dimensions `first`, `first` + `step`, ...
+// Computes the scores' parts for the dimensions `first`, `first` + `step`, ... by multiply_lane(),
+// and adds the parts up in pairs.
 template <size_t D, size_t V, size_t T, size_t step = 1, size_t taken = 0>
 inline void multiply_lanes(const float* queries, const float* keys, size_t first, float* top) {
   if constexpr (step == kLanes) {

@@ -39,7 +39,7 @@ constexpr size_t limbs_of(const LinearShape& shape) {
 template <size_t Limbs>
 constexpr float kLargestWhole = Limbs == 3 ? 8355000.0f : Limbs == 2 ? 32638.0f : 127.0f;
 
-// Calls body with limbs_of(shape) as a compile-time constant.
+// Calls body with the number of limbs of x, limbs_of(shape), as a compile-time constant.
 template <class Body>
 void with_limbs(const LinearShape& shape, const Body& body) {
   switch (limbs_of(shape)) {

@@ -364,7 +364,7 @@ struct TallGroup {
   }
 };
 
-// Multiplies all rows by the panels [first, first + panels), at most kTallPanels.
+// Multiplies all rows of x by the panels [first, first + panels), at most kTallPanels.
 template <class Weights>
 void multiply_tall(const ProductCall& call, size_t first, size_t panels) {
   const LinearShape& shape = call.shape;

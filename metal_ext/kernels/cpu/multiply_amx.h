@@ -109,7 +109,7 @@ inline void prefetch_tiles(const std::byte* const* w, size_t at, size_t panel_by
   }
 }
 
-// The sums of a block's part rows times panels, in memory.
+// The sums for a block of rows of x and up to four panels, in the order in which tiles are stored.
 struct TileSums {
   alignas(64) float at[kTileSums][kTileFloats];
 

@@ -13,7 +13,7 @@ constexpr size_t kUnitsBehind = 3;
 constexpr size_t kGroupsKept = 8;
 static_assert(kGroupsKept >= kUnitsBehind + 2);
 
-// Some groups of some panels' codes, unpacked for the matrix unit.
+// The codes of some groups of inputs of some panels, unpacked for the matrix unit.
 template <size_t Bits>
 class Slice {
  public:
@@ -47,7 +47,7 @@ class Slice {
         __builtin_memcpy(target, parts, sizeof(parts));
         target += 2 * kLineBytes;
       }
-      // This keeps compilers from removing the stores: they do not see that tiles load the memory.
+      // Without this, compilers might remove the stores, because only a tile load reads the memory.
       asm volatile("" ::: "memory");
     }
   }
@@ -208,7 +208,7 @@ void multiply_code_blocks(const CodeCall& call, size_t first, size_t panels, Vec
   }
 }
 
-// Multiplies all rows by the panels [first, first + panels), at most four.
+// Multiplies all rows of x by the panels [first, first + panels), at most four.
 template <size_t Bits>
 void multiply_code_tiles(const CodeCall& call, size_t first, size_t panels) {
   Vec totals[kMaxRows * kMostPanels];

@@ -1,6 +1,6 @@
 // Linear layers of 4 and 8 bits by dot products of bytes: codes times limbs (bytes of x).
 
-// Returns a vector that repeats the limbs 4 * part to 4 * part + 3 for each output.
+// Returns a vector that repeats the four limbs (bytes of x) from 4 * part on for each output.
 inline IntVec four_of(const std::byte* limbs, size_t part) {
   int32_t four;
   __builtin_memcpy(&four, limbs + 4 * part, sizeof(four));
@@ -162,9 +162,9 @@ template <size_t Bits, size_t Limbs, size_t P, size_t R>
   }
 }
 
-// The limits of a block: rows times panels, and rows, each for one limb. With one vector per panel,
-// kDotSums sums fit in registers. The other limits were measured: on arm64, a panel takes four
-// vectors, and more than 16 sums leave too few of the 32 registers for codes and limbs.
+// A block has at most kDotSums sums (rows times panels) and kDotRows rows, if x has one limb. With
+// one vector per panel, these sums fit in registers. The other limits were measured: on arm64, a
+// panel takes four vectors, and more than 16 sums leave too few of 32 registers for the rest.
 constexpr size_t kDotSums = kLanes == kPanelOutputs ? 24 : kLanes == 8 ? 8 : 4;
 constexpr size_t kDotRows = kLanes == kPanelOutputs ? 12 : kLanes == 8 ? 6 : 4;
 

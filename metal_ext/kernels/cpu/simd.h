@@ -129,7 +129,7 @@ inline Vec exp_of_negative(Vec x) {
   p = fma(p, r, all(0.5f));
   p = fma(p, r, all(1.0f));
   p = fma(p, r, all(1.0f));
-  // A float with the exponent n is 2^n. (To add n to the bits of p might turn a NaN into a number.)
+  // Makes the float 2^n of its exponent bits. To add n to the bits of p instead might change a NaN.
   const IntVec power = (reinterpret_cast<IntVec>(shifted) << 23) + 0x3f800000;
   return x < lowest ? all(0.0f) : p * reinterpret_cast<Vec>(power);
 }
@@ -179,7 +179,7 @@ inline Vec zip(Vec a, Vec b, std::integer_sequence<int, lane...>) {
   return pick<(lane / 2 + lane % 2 * n + upper * n / 2)...>(a, b);
 }
 
-// Writes values / weight to out, in natural order of dimensions.
+// Writes values / weight to out, and changes kernel order to the natural order of dimensions.
 inline void divide(
     KVType type, const float* values, float weight, size_t head_dim, float* out) {
   for (size_t i = 0; i < head_dim; i += 2 * kLanes) {

@@ -1,7 +1,7 @@
 // Writes the K and V of a step's tokens (rows) to the addresses that the row table gives.
 #include "rows.h"
 
-// Takes (row_elements / 4, rows) threads. keys and values are [rows][row_elements].
+// Runs on (row_elements / 4, rows) threads. keys and values are [rows][row_elements].
 template <typename T, typename KV, Rows kind>
 [[kernel]] void append(
     const device T* keys [[buffer(0)]],

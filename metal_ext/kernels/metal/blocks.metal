@@ -1,4 +1,4 @@
-// Zeroes or copies blocks of K and V. Takes (bytes / 16, regions) threads, of 16 bytes each.
+// Zeroes or copies blocks of K and V. Runs on (bytes / 16, regions) threads, of 16 bytes each.
 #include "rows.h"
 
 [[kernel]] void zero_blocks(

@@ -1,8 +1,8 @@
 // Combines the attention of a row (token) over each split of the earlier tokens, in their order.
 #include "rows.h"
 
-// Takes (query_heads, rows) threadgroups of one simdgroup. The tasks [first_task[r], first_task[r +
-// 1]) of decode_split are the splits of row r. out is [rows][query_heads][D].
+// Runs on (query_heads, rows) threadgroups of one simdgroup. Row r's splits are the tasks
+// [first_task[r], first_task[r + 1]) of decode_split. out is [rows][query_heads][D].
 template <typename T, int D>
 [[kernel, max_total_threads_per_threadgroup(32)]] void decode_combine(
     const device float* sums [[buffer(0)]],

@@ -230,7 +230,7 @@ inline void add_simdgroups(
   }
 }
 
-// Takes (kv_heads * tiles, tasks) threadgroups of kDecodeThreads. queries and out are
+// Runs on (kv_heads * tiles, tasks) threadgroups of kDecodeThreads. queries and out are
 // [rows][query_heads][D]. If a row has one split, the result goes to out. Otherwise each split's
 // weighted sum of values goes to sums [tasks][query_heads][D], and the highest score and the sum of
 // weights go to softened [tasks][query_heads].

@@ -69,8 +69,8 @@ inline void unit_part(const threadgroup float* x, uint lane, float scale, thread
   }
 }
 
-// Takes (value_heads, segments) threadgroups of kDeltaThreads. qkv is [rows][conv_width], z and out
-// [rows][value_heads][D], a and b [rows][value_heads], and conv [tail_rows + 1][conv_width].
+// Runs on (value_heads, segments) threadgroups of kDeltaThreads. qkv is [rows][conv_width], z and
+// out [rows][value_heads][D], a and b [rows][value_heads], and conv [tail_rows + 1][conv_width].
 template <typename T, int D, Rows kind>
 [[kernel, max_total_threads_per_threadgroup(kDeltaThreads)]] void gated_delta(
     const device T* qkv [[buffer(0)]],
@@ -189,7 +189,7 @@ template <typename T, int D, Rows kind>
 }
 
 // Writes the convolution's newest inputs (tail) to slots. This kernel runs after gated_delta, in
-// which all value heads read the old tail. Takes (conv_width, segments) threads.
+// which all value heads read the old tail. Runs on (conv_width, segments) threads.
 template <typename T, int D, Rows kind>
 [[kernel]] void delta_tails(
     const device T* qkv [[buffer(0)]],

@@ -1,7 +1,7 @@
 // Copies the K and V of a sequence's first tokens into contiguous arrays.
 #include "rows.h"
 
-// Takes (row_elements / 4, tokens) threads. keys and values are new arrays [tokens][row_elements].
+// Runs on (row_elements / 4, tokens) threads. keys and values are [tokens][row_elements].
 template <typename KV, Rows kind>
 [[kernel]] void gather(
     const device RowEntry* rows [[buffer(0)]],

@@ -1,4 +1,4 @@
-// Functions for all kernels that compute the addresses of rows of K and V, and load and store them.
+// Functions of all kernels. They compute addresses of rows of K and V, and load and store numbers.
 #pragma once
 
 #include "arguments.h"
