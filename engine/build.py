@@ -302,7 +302,7 @@ def assemble(
 
 
 def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
-    """Return the first limit of a step's prompt tokens. A device runs ``tile`` tokens at once."""
+    """Return the first limit of a step's prompt tokens. A device runs ``tile`` tokens together."""
     maximum = config.max_num_batched_tokens
     return TokenBudget(
         target_s=config.step_time_target_ms / 1000,

@@ -23,11 +23,11 @@ VERSION_2 = ""
 
 PROC = Path("/proc")
 SYSCTL = b"kern.memorystatus_vm_pressure_level"
-# The percentages of the last ten seconds with tasks waiting for memory that mean memory pressure.
+# Memory pressure begins if tasks waited for memory during this percentage of the last ten seconds.
 STALLED_WARNING, STALLED_CRITICAL = 10.0, 40.0
-# The used fractions of a control group's limit, without page cache, that mean memory pressure.
+# Memory pressure begins if this fraction of a control group's limit is used, without page cache.
 USED_WARNING, USED_CRITICAL = 0.90, 0.97
-# The available fractions of memory that mean pressure, for kernels that do not measure waits.
+# On kernels that measure no waits, pressure begins if at most this fraction of memory is available.
 AVAILABLE_WARNING, AVAILABLE_CRITICAL = 0.05, 0.02
 
 MAX_THREADS = 256

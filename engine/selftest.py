@@ -344,7 +344,7 @@ def read_extension() -> Extension:
 
 
 def extension_facts() -> dict[str, Any]:
-    """Load the extension and return its facts as JSON values. Raises ImportError."""
+    """Load the extension; return facts such as versions and limits. Raises ImportError."""
     import metal_ext
     from metal_ext import _ext
 
@@ -352,7 +352,7 @@ def extension_facts() -> dict[str, Any]:
         None if limit == resource.RLIM_INFINITY else limit
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
-    # Import the extension before MLX: its import error explains a mismatch of the two versions.
+    # Import MLX last, because the extension's import error explains a mismatch of the versions.
     import mlx.core as mx
 
     return {

@@ -54,7 +54,7 @@ class ModelConfig:
         return text
 
     def count(self, field: str, default: int | None = None) -> int:
-        """Return a field that must be a positive integer. If it is missing, return ``default``."""
+        """Return a field that must be a positive integer. A missing field has the ``default``."""
         value = self.values.get(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self._wrong(field, value, "a number above 0")

@@ -282,7 +282,7 @@ def pack_experts(
 
 
 def _codes(matrix: StoredMatrix) -> tuple[mx.array, Codes | None]:
-    """Return a quantized matrix's words of codes with its Codes, or plain numbers with None."""
+    """Return a quantized matrix's words of codes and its Codes, or another's numbers and None."""
     packing, scales = matrix.packing, matrix.scales
     if packing is None or packing.mode in PLAIN_MODES:
         return matrix.dequantized(), None

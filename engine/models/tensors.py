@@ -33,7 +33,7 @@ FLOAT32_BYTES = 4
 
 Shapes = dict[str, tuple[int, ...]]
 PackingOf = Callable[[str], Quantization | None]
-"""A function that returns the quantization of a layer by the layer's name, or None."""
+"""A function from a layer's name to the layer's quantization, or to None for plain numbers."""
 
 
 @dataclass(frozen=True, slots=True)

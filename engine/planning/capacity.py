@@ -106,7 +106,7 @@ def block_account(
 
 
 def tail_tokens(tokens_per_block: int, mean_tokens: int) -> float:
-    """Return the mean unused tokens in a last block, over the lengths 1 to 2 * mean_tokens - 1."""
+    """Return the mean number of unused tokens in a last block, for lengths below 2 * mean_tokens."""
     lengths = 2 * mean_tokens - 1
     full, rest = divmod(lengths, tokens_per_block)
     # Among any tokens_per_block consecutive lengths, each number of unused tokens occurs once.
@@ -138,7 +138,7 @@ class Room:
         return self.kv_bytes + self.num_slots * self.slot_bytes
 
     def sequences(self, by_kv: int) -> int:
-        """Return the number of sequences for which slots suffice, and K and V (``by_kv``)."""
+        """Return ``by_kv`` (sequences whose K and V fit), or the number that slots allow if less."""
         return min(by_kv, self.num_slots // SLOTS_PER_SEQUENCE) if self.slot_bytes else by_kv
 
 

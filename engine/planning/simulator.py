@@ -144,7 +144,8 @@ class SimulationReport:
 
     @property
     def mean_running(self) -> float:
-        """Return the mean number of running sequences, during times with waiting ones if any."""
+        """Return the mean number of running sequences. If any moments have waiting sequences, only
+        these moments count."""
         crowded = [m for m in self.moments if m.waiting] or self.moments
         spans = [m.end_s - m.start_s for m in crowded]
         return sum(s * m.running for s, m in zip(spans, crowded, strict=True)) / sum(spans)

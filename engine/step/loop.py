@@ -341,7 +341,7 @@ class EngineLoop:
 
     def _set_memory_pressure(self, level: int) -> None:
         """Under memory pressure, release unused memory and admit no sequence beside running ones.
-        If memory cannot be released, ignore mere warnings, because macOS often warns."""
+        If memory cannot be released, ignore PressureLevel.WARNING, which macOS often reports."""
         least = PressureLevel.WARNING if self._kv.releases_memory else PressureLevel.CRITICAL
         self._scheduler.holds_back = level >= least
         self._kv.set_memory_pressure(short=level > PressureLevel.NORMAL)

@@ -221,7 +221,7 @@ class InFlightStep(Protocol):
 
 
 class StepRunner(Protocol):
-    """Runs plans: on the model, or in a simulation."""
+    """Runs the plans of steps, either on the model or in a simulation."""
 
     completed_epoch: int
     """The epoch (number of a step) of the newest step that the device has completed."""

@@ -112,7 +112,7 @@ class Sequence:
         return TokenHistory(np.array(ids, np.int32), np.array(generated, np.float32))
 
     def note_mask(self, seconds: float) -> None:
-        """Record the processor time of making a mask. After a high time, mask_s falls slowly."""
+        """Record a mask's processor time. ``mask_s`` rises at once, but at most halves per mask."""
         self.mask_s = max(seconds, self.mask_s / 2)
 
     @property
