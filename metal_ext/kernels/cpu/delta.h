@@ -49,7 +49,8 @@ inline void state_times(const float* state, const float* x, size_t dims, Vec* pa
   }
 }
 
-// Sets `to` = from * decay + change k^T. Sets partial[i] as state_times() does, with `to` and q.
+// Sets `to` to from * decay + change k^T. Sets partial[i] to the product of row i of `to` and q,
+// before its lanes are added up.
 inline void state_step(
     const float* from, float* to, const float* key, const float* query, const float* change,
     float decay, size_t dims, Vec* partial) {

@@ -79,7 +79,7 @@ Run last_run(float* weights, size_t n, size_t count, double sum) {
   return run;
 }
 
-// Returns a weight that at least `count` weights reach, from the largest weight of each piece.
+// Returns a bound that at least `count` weights reach, found among the pieces' largest weights.
 float reached_by(
     const ChooseKernels& kernels, size_t count, const float* weights, size_t n, float* scratch) {
   const size_t pieces = n / kPieceWeights;

@@ -20,7 +20,7 @@ enum class ScaleType { bfloat16, float32 };
 enum class Activations { float32, bfloat16, int8 };
 
 constexpr size_t kPanelOutputs = 16;
-// Plain weights have zeros up to a multiple of kInputStep inputs, as in one tile of a matrix unit.
+// Plain weights are padded with zeros to a multiple of kInputStep inputs (a tile of a matrix unit).
 constexpr size_t kInputStep = 32;
 
 // The largest group of inputs that share a scale.
@@ -71,8 +71,8 @@ struct LinearShape {
   constexpr size_t packed_bytes() const { return panels() * panel_bytes(); }
 };
 
-// The multiplication by an instruction set. Sums are in float32, over the inputs in order, or over
-// groups whose sums are whole numbers. So an output's bits depend on one row of x alone.
+// One instruction set's functions for linear layers. Sums are in float32, over the inputs in order,
+// or over groups whose sums are whole numbers. So an output's bits depend on one row of x alone.
 struct LinearKernels {
   // prepared_bytes() returns the size of `rows` prepared rows. prepare() converts row `row` of x.
   size_t (*prepared_bytes)(const LinearShape&, size_t rows);

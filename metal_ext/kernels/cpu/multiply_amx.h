@@ -76,7 +76,8 @@ struct Block {
   }
 };
 
-// Adds a tile of x times the panels' weights w. If Tall, also adds the tile of x at `x + next`.
+// Multiplies a tile of x by the panels' weights w, and adds the products to the sums. If Tall, does
+// the same with the tile at `x + next`.
 template <bool Tall>
 inline void add_tiles(const std::byte* x, size_t next, const std::byte* const* w, size_t at) {
   _tile_loadd(4, x, kLineBytes);
@@ -109,7 +110,7 @@ inline void prefetch_tiles(const std::byte* const* w, size_t at, size_t panel_by
   }
 }
 
-// The sums for a block of rows of x and up to four panels, in the order in which tiles are stored.
+// The sums for a block of rows of x and up to four panels, as the unit's tiles store them.
 struct TileSums {
   alignas(64) float at[kTileSums][kTileFloats];
 

@@ -9,7 +9,7 @@ constexpr size_t kSliceInputs = 1024;
 // vectors load slowly from memory to which a tile was just stored.
 constexpr size_t kUnitsBehind = 3;
 // For few rows, this many unpacked groups are kept: the current one, the next one, and those whose
-// sums are not scaled yet. It is a power of two.
+// sums are not scaled yet. The number is a power of two.
 constexpr size_t kGroupsKept = 8;
 static_assert(kGroupsKept >= kUnitsBehind + 2);
 
@@ -89,7 +89,7 @@ inline void load_limbs(const std::byte* x, size_t stride, size_t group) {
   _tile_loadd(5, x + 2 * group, stride);
 }
 
-// Multiplies a group's codes by limbs. A group of one tile must have its limbs loaded already.
+// Multiplies a group's codes by limbs. If a group fits in one tile, its limbs are loaded before.
 inline void multiply_limbs(const std::byte* x, size_t stride, size_t group,
                             const std::byte* codes) {
   _tile_zero(0);
