@@ -106,7 +106,7 @@ def block_account(
 
 
 def tail_tokens(tokens_per_block: int, mean_tokens: int) -> float:
-    """Return the mean number of unused tokens in a last block, for lengths below 2 * mean_tokens."""
+    """Return the mean count of unused tokens in a last block, for lengths below 2 * mean_tokens."""
     lengths = 2 * mean_tokens - 1
     full, rest = divmod(lengths, tokens_per_block)
     # Among any tokens_per_block consecutive lengths, each number of unused tokens occurs once.
@@ -138,7 +138,7 @@ class Room:
         return self.kv_bytes + self.num_slots * self.slot_bytes
 
     def sequences(self, by_kv: int) -> int:
-        """Return ``by_kv`` (sequences whose K and V fit), or the number that slots allow if less."""
+        """Return ``by_kv`` (sequences whose K and V fit), or fewer if slots allow only fewer."""
         return min(by_kv, self.num_slots // SLOTS_PER_SEQUENCE) if self.slot_bytes else by_kv
 
 

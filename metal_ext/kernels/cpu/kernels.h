@@ -153,7 +153,7 @@ struct ChooseKernels {
 };
 
 // The functions of one instruction set. "Kernel order" is the order of a head's dimensions in which
-// pairs of bfloat16 become floats without a shuffle. prepare_queries makes it, and finish undoes it.
+// pairs of bfloat16 become floats without a shuffle. prepare_queries makes it, finish undoes it.
 struct Kernels {
   const char* name;
 
