@@ -99,8 +99,9 @@ def power_of(platform: str = sys.platform) -> MacPower | None:
 
 
 class KeepAwake:
-    """Keeps a machine awake while it is busy. With ``others_may_ask``, also while it has mains
-    power: requests from other machines could not wake it. Call ``update`` regularly."""
+    """Keeps a machine awake while it is busy. With ``others_may_ask``, the machine also stays awake
+    on mains power, because requests from other machines could not wake it. Call ``update``
+    regularly."""
 
     def __init__(self, power: MacPower, *, others_may_ask: bool) -> None:
         self._power = power

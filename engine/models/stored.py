@@ -30,7 +30,8 @@ class StoredMatrix:
         return [array for array in parts if array is not None]
 
     def dequantized(self, rows: mx.array | None = None, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
-        """Return plain numbers of ``rows``, or of all rows. Modes without biases give ``dtype``."""
+        """Return the plain numbers of ``rows``, or of all rows. If the matrix is quantized without
+        biases, the numbers have ``dtype``."""
         parts = (self.weight, self.scales, self.biases)
         weight, scales, biases = (
             array if array is None or rows is None else array[rows] for array in parts
