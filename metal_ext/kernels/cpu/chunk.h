@@ -37,8 +37,9 @@ inline void transpose(Vec* v) {
   }
 }
 
-// Computes the part of T tokens' scores that comes from every kLanes-th dimension of the keys. Adds
-// the `taken` parts stored below `top`. This is not inlined, to keep the sums in registers.
+// Computes a part of the scores of T tokens: the sum of query times key over every kLanes-th
+// dimension. Then adds `taken` parts that were computed before and are stored below `top`. The
+// function is not inlined, to keep the sums in registers.
 template <size_t D, size_t V, size_t T, size_t taken>
 __attribute__((noinline)) void multiply_lane(const float* queries, const float* keys, float* top) {
   Vec sum[T][V] = {};

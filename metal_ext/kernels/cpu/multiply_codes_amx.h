@@ -89,7 +89,7 @@ inline void load_limbs(const std::byte* x, size_t stride, size_t group) {
   _tile_loadd(5, x + 2 * group, stride);
 }
 
-// Multiplies a group's codes by limbs. If a group fits in one tile, its limbs are loaded before.
+// Multiplies a group's codes by limbs. If a group fits in one tile, the caller loads the limbs.
 inline void multiply_limbs(const std::byte* x, size_t stride, size_t group,
                             const std::byte* codes) {
   _tile_zero(0);

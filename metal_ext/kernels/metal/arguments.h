@@ -1,5 +1,5 @@
-// The arguments that C++ code passes to the Metal kernels. Both include this file. Members have
-// fixed sizes and natural alignment without holes, so that both see the same bytes.
+// The arguments that C++ code passes to the Metal kernels. C++ and Metal code include this file.
+// Members have fixed sizes and natural alignment without holes, so that both see the same bytes.
 #pragma once
 
 #ifdef __METAL_VERSION__
