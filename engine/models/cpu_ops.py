@@ -282,7 +282,7 @@ def pack_experts(
 
 
 def _codes(matrix: StoredMatrix) -> tuple[mx.array, Codes | None]:
-    """Return a quantized matrix's words of codes and its Codes, or another's numbers and None."""
+    """Return words of codes and Codes for a quantized matrix, or numbers and None for another."""
     packing, scales = matrix.packing, matrix.scales
     if packing is None or packing.mode in PLAIN_MODES:
         return matrix.dequantized(), None

@@ -147,7 +147,7 @@ class CostModel:
 
     device: Device
     weights_bytes: int
-    """The bytes of all weights but experts, which every step reads."""
+    """The bytes of weights that every step reads, which are all weights except experts."""
     kv_bytes_per_token: int
     ops_per_token: int
     """The operations per token of all matrices but the output head."""

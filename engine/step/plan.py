@@ -211,7 +211,7 @@ class InFlightStep(Protocol):
 
     def submit(self, state: PendingState | None) -> None:
         """Submit the rest of the step to the device's queue; wait while the queue is full. Call
-        this once, after the previous step was read. A plan that needs no state has state None."""
+        this once, after the previous step was read. ``state`` is None if the plan needs none."""
 
     def read(self) -> Sequence[Outcome]:
         """Wait for the step; return one outcome for each entry that samples or scores, in order."""
