@@ -67,8 +67,7 @@ __attribute__((noinline)) void multiply_lane(const float* queries, const float* 
   }
 }
 
-// Computes the scores' parts for the dimensions `first`, `first` + `step`, ... by multiply_lane(),
-// and adds the parts up in pairs.
+// Computes the scores' parts for dimensions `first`, `first` + `step`, ... and adds them in pairs.
 template <size_t D, size_t V, size_t T, size_t step = 1, size_t taken = 0>
 inline void multiply_lanes(const float* queries, const float* keys, size_t first, float* top) {
   if constexpr (step == kLanes) {
@@ -80,8 +79,7 @@ inline void multiply_lanes(const float* queries, const float* keys, size_t first
   }
 }
 
-// Computes the scores [V][kTileTokens][kLanes] of V vectors of query rows with some keys. `queries`
-// is [kLanes][D / kLanes][V][kLanes].
+// Computes the scores [V][kTileTokens][kLanes] of queries [kLanes][D / kLanes][V][kLanes] and keys.
 template <size_t D, size_t V>
 void score_rows(const float* queries, const float* keys, size_t tokens, float* scores) {
   constexpr size_t T = kSumRegisters / V;

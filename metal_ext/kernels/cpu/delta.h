@@ -77,7 +77,7 @@ inline void state_step(
   }
 }
 
-// Runs all tokens for kLanes rows of the state at a time, so that these stay in the first cache.
+// Computes all tokens for kLanes rows of the state before the next rows, to keep rows in the cache.
 void recur(const DeltaHead& head, const DeltaRun& run) {
   const size_t dims = head.key_dim;
   for (size_t row = 0; row < head.value_dim; row += kLanes) {

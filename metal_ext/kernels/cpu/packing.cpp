@@ -44,7 +44,7 @@ Number narrowed(float number) {
   }
 }
 
-// Returns the index of a lane's scale (number 0) or bias (1), which are stored like two inputs.
+// Returns the index of a lane's scale (number 0) or bias (1), which lie like weights of two inputs.
 template <class Number>
 size_t place_of_scale(size_t number, size_t lane) {
   return sizeof(Number) == 2 ? place_of_bfloat16(number, lane) : place_of_float32(number, lane);

@@ -31,8 +31,8 @@ inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
 
-// Loads 2 * kLanes numbers into two vectors. Of bfloat16 numbers, `first` gets the even indices. A
-// float's upper half is its bfloat16, so a shift and a mask convert two numbers.
+// Loads 2 * kLanes numbers into two vectors. If they are bfloat16, `first` gets the even indices
+// and `second` the odd ones. A float's upper half is its bfloat16: a shift or mask converts it.
 inline void load_pair(const uint16_t* p, Vec& first, Vec& second) {
   const BitVec bits = *reinterpret_cast<const UnalignedBits*>(p);
   first = reinterpret_cast<Vec>(bits << 16);
@@ -110,9 +110,8 @@ inline float largest_of(Vec v) {
   }
 }
 
-// Returns e^x for x <= 0, with an error of at most 2 ulp. Results below the smallest normal float
-// are 0. NaN stays NaN. With x = n ln 2 + r and |r| <= ln 2 / 2, the result is 2^n times the Taylor
-// polynomial of e^r of degree 7 (remainder below 1e-8).
+// Returns e^x for x <= 0, to 2 ulp. Results below the smallest normal float are 0. NaN stays NaN.
+// With x = n ln 2 + r, e^r is computed by its Taylor polynomial of degree 7 (remainder below 1e-8).
 inline Vec exp_of_negative(Vec x) {
   const Vec lowest = all(-87.0f);
   const Vec clamped = x < lowest ? lowest : x;
