@@ -42,27 +42,30 @@ LINE = "\n"
 
 @dataclass(frozen=True, slots=True)
 class BegunAnswer:
-    """The text with which a client has begun an answer, as it follows the generation prompt."""
+    """The beginning of an answer that the client has written. The model continues it."""
 
     opening: str = ""
-    """The reasoning tags, and the reasoning if the client has ended it."""
+    """The tags around the reasoning, and the reasoning itself if it is finished. It precedes
+    ``text``."""
     text: str = ""
-    """The unfinished text that the model continues."""
+    """The text that the model continues: content, or reasoning that the client has not finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The reasoning and the content of an assistant's turn."""
+    """The reasoning and the content of one assistant's message."""
 
     reasoning: str | None
     is_over: bool
-    """Whether the reasoning has ended."""
+    """True if the reasoning has ended."""
     content: str
 
 
 def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> BegunAnswer:
-    """Write the beginning of an answer as the model would have written it after ``prompt``. closed:
-    the template's text that forbids reasoning. thinks: whether the model may reason."""
+    """Return the answer's beginning that the client has written as ``turn``. Add the reasoning tags
+    that the model would have written after ``prompt``. ``closed`` is the text that stands before
+    the content if the template forbids reasoning. ``thinks`` is False if the model must not
+    reason."""
     parts, start = _parts(turn), first_channel_of(prompt)
     if start is Channel.CONTENT or not thinks:
         parts = _Parts(None, True, parts.content)
@@ -80,7 +83,7 @@ def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> Begun
 
 
 def _parts(turn: Turn) -> _Parts:
-    """Split a turn. Some clients leave the reasoning in the turn's text, between its tags."""
+    """Split an assistant's message. Some clients put the reasoning into its text, between tags."""
     text = turn.text.lstrip()
     if turn.reasoning or not text.startswith(OPEN):
         return _Parts(turn.reasoning or None, bool(turn.text), turn.text)
@@ -88,7 +91,8 @@ def _parts(turn: Turn) -> _Parts:
     return _Parts(reasoning, bool(close), content.lstrip(LINE))
 
 
-# Variables that transformers gives to every template, or uses as its functions' parameters.
+# A request cannot set these template variables. transformers sets them itself, or its functions
+# have parameters of the same names.
 SUPPLIED = frozenset(
     {"messages", "raise_exception", "strftime_now"}
     | signature(PreTrainedTokenizerFast.apply_chat_template).parameters.keys()
@@ -97,7 +101,7 @@ SUPPLIED = frozenset(
 
 
 class Generation(Extension):
-    """Lets jinja2 parse transformers' tag ``generation``, which surrounds the assistant's text."""
+    """This jinja2 extension parses transformers' tag ``generation`` around the assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -107,8 +111,9 @@ class Generation(Extension):
 
 
 def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> frozenset[str]:
-    """Return the variables that templates read before setting them, except those that transformers
-    supplies and ``special_tokens``. A template with a syntax error has no variables."""
+    """Return the names of the variables that the templates ``texts`` expect from outside. Variables
+    that transformers supplies and ``special_tokens`` are left out. A template with a syntax error
+    is skipped."""
     environment = Environment(autoescape=True, extensions=["jinja2.ext.loopcontrols", Generation])
     variables: set[str] = set()
     for text in texts:
@@ -121,14 +126,14 @@ def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> f
 
 
 def _unset_variables(node: nodes.Node, known: set[str]) -> set[str]:
-    """Return the variables that a node of a template reads before setting them. Add variables that
-    it sets to ``known``."""
+    """Return the variables that a template's node reads before they are set. Add the variables that
+    the node sets to ``known``."""
     if isinstance(node, nodes.Name):
         if node.ctx == "load":
             return {node.name} - known
         known.add(node.name)
     if isinstance(node, nodes.Macro):
-        known = known.copy()  # parameters of a macro are local to it
+        known = known.copy()  # a macro's parameters are local to the macro
     parts = list(node.iter_child_nodes())
     if isinstance(node, nodes.Assign):
         parts.reverse()
@@ -137,56 +142,63 @@ def _unset_variables(node: nodes.Node, known: set[str]) -> set[str]:
 
 Message = dict[str, Any]
 GuardedT = TypeVar("GuardedT")
-# Names of the template argument that sets the reasoning effort, and efforts in ascending order.
+# EFFORT_NAMES are names that templates give to the argument for the reasoning effort. EFFORTS are
+# the values in ascending order.
 EFFORT_NAMES = ("reasoning_effort", "effort", "thinking_effort")
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 MARK = "A message in the middle."
-STRANGE = "\U0010fffc"  # private use: no real message begins with it
-# Templates take a user's message between these tags for a tool's result, not for a question.
+STRANGE = "\U0010fffc"  # a private-use character, with which no real message begins
+# Templates treat a user's message between these tags as the result of a tool.
 RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
 MAX_WORDS_CHARS = 200
 REFUSED = "chats, messages and responses are refused, completions are not"
 
 
 class PromptEnds(NamedTuple):
-    """Lengths in characters of prefixes that other prompts may share; 0 means unknown."""
+    """Lengths, in characters, of a prompt's prefixes that other prompts may share. 0 means
+    unknown."""
 
     system: int
-    """The prefix of tools and leading system messages, which other conversations may share."""
+    """The length of the tools and the first system messages, which other conversations may
+    share."""
     person: int
-    """The prefix up to a person's newest message. The next prompt may omit later reasoning."""
+    """The length up to the end of the newest message by a person. The conversation's next prompt
+    may differ after this message, because templates omit old reasoning."""
     messages: int
-    """The prefix of all messages, without the generation prompt."""
+    """The length of all messages, without the text with which the template begins the answer."""
 
 
 class TemplateError(ValueError):
-    """A conversation that the model's template cannot render."""
+    """Raised for a conversation that the model's chat template cannot render."""
 
     def __init__(self, message: str, reason: str) -> None:
-        """reason: the cause for the log, without any text of the conversation."""
+        """``reason`` is the cause as written to the log. It has no text of the conversation."""
         super().__init__(message)
         self.reason = reason
 
 
 class ChatTemplate:
-    """The chat template in a model's folder: a program by the model's makers, run in a sandbox."""
+    """Renders conversations with a model's chat template, a foreign program that runs in a
+    sandbox."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, special_tokens: SpecialTokens) -> None:
-        """special_tokens: the tokens that have no meaning where a message spells them."""
+        """``special_tokens`` marks special tokens in messages, so that they stay plain text."""
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
         text = self._text(tools=[])
         self.exists = text is not None
         self.tool_format = tool_format(text or "")
-        """The model's format of calls. It is None if the template does not support tools."""
+        """The format in which the template shows tool calls, or None if it shows no tool calls."""
         self.text = text or ""
         self.knows_thoughts = OPEN in self.text or CLOSE in self.text
-        """Whether the template has tags of reasoning."""
+        """True if the template contains ``<think>`` or ``</think>``."""
         self.unusable = ""
-        """The reason why this process must not render the template; "" if there is none."""
+        """The reason why this process must not run the template, or "" if there is no such
+        reason."""
 
     def try_out(self, process: LimitedProcess) -> str:
-        """Try the template in another process. Return a warning for the operator, or ""."""
+        """Render test conversations in another process. Return a warning for the operator, or
+        ""."""
         if not self.exists:
             return f"the model has no chat template: {REFUSED}"
         trial = try_template(process, self._texts, self._tokenizer.special_tokens_map)
@@ -207,7 +219,8 @@ class ChatTemplate:
 
     @cached_property
     def takes_late_system(self) -> bool:
-        """Whether system messages may come late: some templates refuse or omit late ones."""
+        """True if the template renders system messages that follow other messages. Some templates
+        refuse or omit these system messages."""
         talk = [USER, ANSWER, {"role": "system", "content": MARK}, USER]
         return MARK in self._render_or_nothing(talk)
 
@@ -224,18 +237,18 @@ class ChatTemplate:
 
     @cached_property
     def takes_no_user(self) -> bool:
-        """Whether the template renders a conversation without a user's message."""
+        """True if the template renders a conversation without a user's message."""
         return bool(self._render_or_nothing([SYSTEM, ANSWER]))
 
     @cached_property
     def keeps_marks(self) -> bool:
-        """Whether the marks that ``SpecialTokens`` puts into messages survive rendering."""
+        """True if rendering preserves the marks that ``SpecialTokens`` puts into messages."""
         guarded = "".join(map(self._special_tokens.guarded_text, self._special_tokens.contents))
         prompt = self._render_or_nothing([{"role": "user", "content": guarded}])
         return not prompt or guarded in prompt
 
     def _render_or_nothing(self, messages: list[Message]) -> str:
-        """Render messages as a prompt; return "" if the template refuses the messages."""
+        """Render messages as a prompt. Return "" if the template raises an error."""
         try:
             return self._render(messages, add_generation_prompt=True)
         except Exception:
@@ -247,8 +260,9 @@ class ChatTemplate:
         return template_arguments(self._texts, self._tokenizer.special_tokens_map)
 
     def with_effort(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with its reasoning effort, or the nearest known effort, as a
-        template argument. If the template takes no effort, the thinking budget applies."""
+        """Return the conversation with its reasoning effort as a template argument. An effort that
+        the template does not name is replaced by the nearest effort that the template names. If the
+        template has no such argument, the conversation stays as it is."""
         thinking, given = conversation.thinking, dict(conversation.template_arguments)
         name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
         if thinking.effort is None or name is None or name in given:
@@ -272,9 +286,10 @@ class ChatTemplate:
         finds_boundaries: bool = True,
         limit: TimeLimit | None = None,
     ) -> tuple[str, PromptEnds]:
-        """Return the prompt, without an answer that the client has begun, and its shareable
-        prefixes. Special tokens that messages spell have marks. finds_boundaries: whether to find
-        all prefixes or only the system's; each costs a rendering. Raises TemplateError."""
+        """Return the prompt, and the lengths of its prefixes that other prompts may share. If the
+        last message begins the answer, the prompt omits this message. Special tokens in messages
+        have the marks of ``SpecialTokens``. If ``finds_boundaries`` is False, only the system's
+        prefix is measured, because each prefix costs a rendering. Raises TemplateError."""
         if conversation.continues:
             conversation = replace(conversation, turns=conversation.turns[:-1], continues=False)
         arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}
@@ -296,7 +311,7 @@ class ChatTemplate:
     def begun(
         self, conversation: Conversation, prompt: str, *, limit: TimeLimit | None = None
     ) -> BegunAnswer:
-        """Return the text with which the client has begun the answer. Raises TemplateError."""
+        """Return the beginning of the answer that the client has written. Raises TemplateError."""
         if not conversation.continues:
             return BegunAnswer()
         turn, thinking = conversation.turns[-1], conversation.thinking
@@ -321,13 +336,13 @@ class ChatTemplate:
         alone = self.takes_no_user
         messages = self._guarded(template_messages(conversation, late, alone, marks))
         try:
-            # Write each call exactly as the model wrote it, if the model's text is known.
+            # Replace each call by the model's own text of it, if this text is known.
             written = self._render(messages, **arguments)
             prompt = marks.replace(written)
         except Exception:
             if not marks:
                 raise
-            # The template changes calls or their order, so do without the calls' own texts.
+            # The template changes calls or their order, so let the template write the calls itself.
             marks = CallMarks(self._guarded)
             messages = self._guarded(template_messages(conversation, late, alone))
             prompt = written = self._render(messages, **arguments)
@@ -335,15 +350,15 @@ class ChatTemplate:
         after = conversation.turns_after_person
         person = 0 if after is None else len(messages) - after
         counts = (len(system), person, len(messages)) if finds_boundaries else (len(system), 0, 0)
-        # A set, because the newest message of a person is often also the last message.
+        # The counts are often equal, and a set renders each prefix once.
         ends = {n: self._end_of(messages[:n], written, marks, arguments) for n in set(counts)}
         return prompt, PromptEnds(*(ends[n] for n in counts))
 
     def _end_of(
         self, part: list[Message], written: str, marks: CallMarks, arguments: dict[str, Any]
     ) -> int:
-        """Return the length in characters of the prompt's prefix that the messages ``part`` make,
-        or 0 if unknown. written: the prompt, with marks that stand for calls."""
+        """Return the length, in characters, of the prompt's prefix that the messages ``part`` make,
+        or 0 if it is unknown. ``written`` is the prompt with marks in place of calls."""
         try:
             end = common_chars(self._part_text(part, arguments), written)
             return len(marks.replace(written[:end], is_whole=False))
@@ -360,7 +375,8 @@ class ChatTemplate:
         return list(dict.fromkeys(text for text in texts if text is not None))
 
     def _text(self, tools: list[Any] | None = None) -> str | None:
-        """Return the template for conversations with or without tools, or None if it is missing."""
+        """Return the template's source, or None if there is no template. The template for
+        conversations with tools may differ from the template for other conversations."""
         try:
             text: str = self._tokenizer.get_chat_template(tools=tools)
         except ValueError:
@@ -368,7 +384,8 @@ class ChatTemplate:
         return text
 
     def _part_text(self, part: list[Message], arguments: dict[str, Any]) -> str:
-        """Render the messages ``part`` alone, or return "" if there are none, or it fails."""
+        """Render only the messages ``part``. Return "" if there are no messages or rendering
+        fails."""
         # Some templates need a user's message after the system message.
         for more in ((), ({"role": "user", "content": STRANGE},)) if part else ():
             with suppress(Exception):
@@ -381,7 +398,8 @@ class ChatTemplate:
 
 
 def _arguments(conversation: Conversation) -> dict[str, Any]:
-    """Return the template's arguments besides messages, without unset ones: they are not False."""
+    """Return the template's arguments besides the messages. An argument that the request leaves
+    unset is omitted, because a template may treat False differently."""
     arguments: dict[str, Any] = dict(conversation.template_arguments)
     if conversation.thinking.enabled is not None:
         arguments["enable_thinking"] = conversation.thinking.enabled
@@ -391,7 +409,7 @@ def _arguments(conversation: Conversation) -> dict[str, Any]:
 
 
 def with_calls_apart(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Split turns with several calls: one call per message, each followed by its result."""
+    """Split each message with several calls into messages with one call and the call's result."""
     apart, rest = list[Turn](), deque(turns)
     while rest:
         turn = rest.popleft()
@@ -415,10 +433,10 @@ def template_messages(
     takes_no_user: bool = True,
     marks: CallMarks | None = None,
 ) -> list[Message]:
-    """Return the turns as messages; leading system turns become one message. takes_late_system: if
-    False, later system messages become a user's. takes_no_user: if False and there is no user's
-    message, a lone system message becomes a user's, or an empty user's message is added. marks:
-    collects calls whose original text is known, and replaces them by marks."""
+    """Return the conversation's turns as messages for a template. The first system turns become one
+    message. If ``takes_late_system`` is False, later system turns become user messages. If
+    ``takes_no_user`` is False and there is no user message, a lone system message becomes one, or
+    an empty user message is added. ``marks`` replaces calls whose original text is known."""
     leading = list(takewhile(lambda turn: turn.role == "system", conversation.turns))
     messages = [_message(turn, marks) for turn in conversation.turns[len(leading) :]]
     for message in messages:
@@ -461,7 +479,8 @@ def _call(call: ToolCall, marks: CallMarks | None) -> Message:
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Parse a call's arguments from a client. Text that is no JSON object becomes one argument."""
+    """Parse the arguments of a call that a client sent. Text that is no JSON object becomes the
+    value of one argument."""
     if not text.strip():
         return {}
     arguments = json_object(text)

@@ -1,4 +1,4 @@
-"""The form of conversations into which every API translates its requests."""
+"""The types of a conversation, into which every API translates its requests."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -25,17 +25,17 @@ class Tool:
     """The name, unique among the tools. Its characters are letters, digits and ``_.:/-``."""
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """JSON Schema of the arguments; None allows any object."""
+    """The JSON Schema of the arguments. None allows any object."""
     strict: bool = False
-    """Whether arguments must satisfy the schema even in calls that the request does not require."""
+    """True if the arguments must satisfy the schema even in a call that is not required."""
     deferred: bool = False
-    """Whether the prompt omits the tool until the conversation has loaded it."""
+    """True if the prompt omits the tool until a search in the conversation has loaded the tool."""
     searches: bool = False
-    """Whether the tool is a search for deferred tools."""
+    """True if the tool is a search for deferred tools."""
     namespace: str | None = None
     """The name of the group to which the client has assigned the tool."""
     own_name: str | None = None
-    """The tool's name within its namespace."""
+    """The tool's name within ``namespace``."""
 
     @property
     def client_name(self) -> tuple[str | None, str]:
@@ -43,7 +43,7 @@ class Tool:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The tool's description as chat templates expect it."""
+        """The tool's description in the JSON form that chat templates expect."""
         described = {} if self.description is None else {"description": self.description}
         parameters = ANY_OBJECT if self.parameters is None else self.parameters
         function = {"name": self.name, **described, "parameters": parameters}
@@ -52,13 +52,14 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model may, must or must not call tools, and which tools."""
+    """The rule that says if the model may, must or must not call tools, and which tools."""
 
     mode: Literal["none", "auto", "required", "named"] = "auto"
     name: str | None = None
-    """The name of the tool that must be called, only with mode "named"."""
+    """The name of the tool that must be called. It is set only in mode "named"."""
     allowed: frozenset[str] | None = None
-    """Names of tools that may be called in mode "auto" or "required"; None means all tools."""
+    """The names of the tools that may be called in mode "auto" or "required". None means all
+    tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +81,15 @@ class Turn:
     role: Role
     text: str = ""
     reasoning: str = ""
-    """The reasoning before the text, only in an assistant's turn."""
+    """The reasoning before the text. Only an assistant's turn has reasoning."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """The tool calls after the text, only in an assistant's turn."""
+    """The tool calls after the text. Only an assistant's turn has tool calls."""
     tool_call_id: str | None = None
-    """The id of the call whose result this turn is, only in a tool's turn."""
+    """The id of the call whose result is in ``text``. Only a tool's turn has this id."""
 
     @property
     def is_a_persons(self) -> bool:
-        """Whether a person wrote this turn: a user's turn with text outside reminder tags."""
+        """True if a person wrote this turn: a user's turn with text outside reminder tags."""
         first, *others = self.text.split(REMINDER_OPEN)
         outside_reminders = [first, *(other.partition(REMINDER_CLOSE)[2] for other in others)]
         return self.role == "user" and any(map(str.strip, outside_reminders))
@@ -96,27 +97,29 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """The format that the whole answer must have, after its reasoning."""
+    """The format that all text of the answer after the reasoning must have."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: Any = None
-    """A dict or bool for json_schema, a list of str for choice, None for json_object, or str."""
+    """The schema (dict or bool) for json_schema, the allowed texts (list) for choice, the
+    expression or grammar (str) for regex and grammar, and None for json_object."""
     param: str = "response_format"
-    """The API's name for the field that sets the format, used in error messages."""
+    """The name of the request's field that sets the format. Error messages contain this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How much the model may reason before it answers."""
+    """The limits of the model's reasoning before an answer."""
 
     enabled: bool | None = None
-    """Whether the model reasons; None leaves this to the chat template."""
+    """True if the model must reason, False if it must not. None leaves this to the template."""
     budget: int | None = None
-    """Maximum number of reasoning tokens; None sets no limit but the answer's own."""
+    """The maximum number of reasoning tokens. None means that only the answer's length is
+    limited."""
     effort: str | None = None
-    """The reasoning effort, for templates that have an argument for it."""
+    """The reasoning effort that the request names. Some chat templates have an argument for it."""
     budget_is_efforts: bool = False
-    """Whether ``budget`` was derived from ``effort``."""
+    """True if ``budget`` was derived from ``effort``."""
 
 
 TemplateArguments = tuple[tuple[str, str | float | bool], ...]
@@ -133,7 +136,7 @@ class Conversation:
     output: OutputFormat | None = None
     thinking: Thinking = Thinking()
     continues: bool = False
-    """Whether the last turn, an assistant's, is the beginning of the wanted answer."""
+    """True if the last turn is an assistant's and the model continues this turn."""
     template_arguments: TemplateArguments = ()
     """Further arguments of the chat template, as pairs of name and value."""
 
@@ -142,20 +145,21 @@ class Conversation:
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
-        """The tools that the prompt may describe: none if the model must not call. Even if only
-        some may be called, all are described, so that prompts keep a common prefix."""
+        """All tools, or none if the model must not call. Tools that ``tool_choice`` does not allow
+        are included, so that prompts keep a common prefix."""
         return () if self.tool_choice.mode == "none" else self.tools
 
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
-        """The offered tools that are not deferred. If all are deferred, only the first tool is
-        shown, because templates explain calls only if there is a tool."""
+        """The offered tools that are not deferred. If all are deferred, the first tool is shown,
+        because templates explain calls only if there is a tool."""
         offered = self.offered_tools
         return tuple(tool for tool in offered if not tool.deferred) or offered[:1]
 
     @property
     def turns_after_person(self) -> int | None:
-        """Number of turns after the newest turn by a person, or None without such a turn."""
+        """The number of turns after the newest turn by a person, or None if there is no such
+        turn."""
         turns = enumerate(reversed(self.turns))
         return next((number for number, turn in turns if turn.is_a_persons), None)
 
@@ -165,7 +169,7 @@ class Conversation:
 
     @property
     def max_calls(self) -> int | None:
-        """Maximum number of calls in the answer; None means no limit."""
+        """The maximum number of calls in the answer. None means no limit."""
         is_one = self.tool_choice.mode == "named" or not self.parallel_tool_calls
         return 1 if is_one else None
 

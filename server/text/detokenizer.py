@@ -7,8 +7,8 @@ from server.text.tokenizer import EncodedText, Tokenizer
 
 
 class Detokenizer:
-    """Decodes one answer. The joined results of ``feed`` and ``flush`` equal the tokenizer's
-    decoding of all ids without special tokens, except near bytes that form no valid character."""
+    """Decodes the tokens of one answer. The joined texts of ``feed`` and ``flush`` equal the text
+    that the tokenizer decodes from all ids together, except near bytes that form no character."""
 
     def __init__(
         self,
@@ -18,12 +18,12 @@ class Detokenizer:
         with_special: bool = False,
         continues: bool = False,
     ) -> None:
-        """with_tags: keep the tags around reasoning and calls. with_special: keep all special
-        tokens. continues: whether the answer continues a text, so that a leading space is kept."""
+        """``with_tags`` keeps the tags around reasoning and calls. ``with_special`` keeps all
+        special tokens. ``continues`` keeps a leading space, because the answer continues a text."""
         self.chars = 0
-        """Number of characters returned so far."""
+        """The number of characters that ``feed`` has returned."""
         self.offset = 0
-        """Number of characters before the first character of the token that was fed last."""
+        """The number of characters before the first character of the token that was fed last."""
         self._tokenizer = tokenizer
         tags = tokenizer.special_tag_ids if with_tags else frozenset[int]()
         self._hidden = frozenset[int]() if with_special else tokenizer.special_ids - tags
@@ -45,7 +45,7 @@ class Detokenizer:
             self.chars += len(raw)
             return raw.decode("ascii")
         text = self._decoder.decode(raw[:1])
-        # The first byte continues an incomplete character, or completes it, or begins a new one.
+        # If a U+FFFD replaces an earlier incomplete character, the token begins after the U+FFFD.
         self.offset += len(text) - (not self._decoder.getstate()[0])
         text += self._decoder.decode(raw[1:])
         self._is_whole = not self._decoder.getstate()[0]
@@ -58,7 +58,8 @@ class Detokenizer:
 
 
 def decoded_text(tokenizer: Tokenizer, ids: Sequence[int]) -> EncodedText:
-    """Decode ids, with special tokens as text. Long lists would block the event loop."""
+    """Decode ids to text that includes special tokens. Decode a long list outside the event
+    loop."""
     detokenizer = Detokenizer(tokenizer, with_special=True)
     pieces, offsets = list[str](), list[int]()
     for token_id in ids:

@@ -14,16 +14,17 @@ from typing import Any
 from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
-# MARK is a private-use character (Unicode, section 23.5). ESCAPE follows a MARK of the text itself.
+# MARK is a private-use character of Unicode. ESCAPE follows a MARK that a message itself contains.
 MARK, ESCAPE = "\U0010fffd", "\0"
 CUT = re.compile(f"{MARK}(?!{ESCAPE})")
 
 
 class SpecialTokens:
-    """Protects texts from being read as the special tokens of one tokenizer."""
+    """Puts marks into texts, so that a tokenizer reads no part of a text as a special token."""
 
     def __init__(self, contents: Iterable[str]) -> None:
-        """contents: the tokens' texts. Tokens of one character are ignored: they cannot be cut."""
+        """``contents`` are the special tokens' texts. A token of one character is ignored, because
+        it cannot be cut in two."""
         self.contents = tuple(content for content in contents if len(content) > 1)
 
     def guarded(self, value: Any) -> Any:
@@ -37,7 +38,7 @@ class SpecialTokens:
         return value
 
     def guarded_text(self, text: str) -> str:
-        """Put a MARK into every special token that the text spells, even if tokens overlap."""
+        """Put a MARK into every special token that the text spells, even if the tokens overlap."""
         text = text.replace(MARK, MARK + ESCAPE)
         for content in self.contents:
             while content in text:
@@ -52,13 +53,14 @@ def pieces_of(prompt: str) -> list[str]:
     return [piece.replace(MARK + ESCAPE, MARK) for piece in CUT.split(prompt)]
 
 
-# A token's encoding takes over a hundred bytes. So if a text has more than SHORT_TOKEN_CHARS per
-# allowed token, its slices are counted first. A slice may miscount by a few tokens.
+# A token's encoding takes over a hundred bytes. So if a text has more than SHORT_TOKEN_CHARS
+# characters per allowed token, it is first encoded in slices to count its tokens. A cut between
+# slices may change the count by a few tokens.
 SHORT_TOKEN_CHARS = 2
 SLICE_CHARS = 65_536
 SLICING_RATIO = 2
 GROUP_CHARS, GROUP_TEXTS = 262_144, 1024
-# The tokenizers library caches the first words forever: by default 10 000 of up to 9 KiB each.
+# By default, the tokenizers library caches the first 10 000 words, of up to 9 KiB each, forever.
 CACHED_WORDS = 2048
 
 
@@ -67,19 +69,20 @@ class Encoder:
 
     def __init__(self, fast: FastTokenizer) -> None:
         self._fast = fast
-        # Tokenizer models without a cache lack the method.
+        # A tokenizer model without a cache lacks this method.
         getattr(fast.model, "_resize_cache", id)(CACHED_WORDS)
 
     def encode(
         self, texts: list[str], *, offsets: bool = False, ends: bool = False
     ) -> list[Encoding]:
-        """Encode texts as one batch. ends: add the tokens that the tokenizer puts around a text."""
+        """Encode texts as one batch. ``ends`` adds the tokens that the tokenizer puts around a
+        text."""
         # Other threads can run while the library encodes a batch, but not a single text.
         encode = self._fast.encode_batch if offsets else self._fast.encode_batch_fast
         return encode(texts, add_special_tokens=ends)
 
     def exceeds(self, pieces: list[str], max_tokens: int) -> bool:
-        """Return whether a text, given in pieces, has far more than ``max_tokens`` tokens."""
+        """Return True if a text, given in pieces, has far more than ``max_tokens`` tokens."""
         if sum(map(len, pieces)) <= SHORT_TOKEN_CHARS * max_tokens:
             return False
         tokens = 0
@@ -101,7 +104,8 @@ class Encoder:
 
 
 def in_groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield groups of texts, of bounded size, to bound the memory of their encodings."""
+    """Yield the texts in groups of bounded size, so that the memory of their encodings is
+    bounded."""
     group: list[str] = []
     chars = 0
     for text in texts:
@@ -115,7 +119,7 @@ def in_groups(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def tokens_within(encoding: Encoding, chars: int) -> int:
-    """Return the number of tokens that lie in the first ``chars`` characters of the text."""
+    """Return the number of tokens that end within the first ``chars`` characters of the text."""
 
     def end(index: int) -> int:
         # Encoding.offsets would list all tokens. Padding, which comes at the end, has no offset.

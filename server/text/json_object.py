@@ -8,15 +8,16 @@ MAX_VALUES = 32_768
 
 
 def outside_texts(piece: bytes, in_text: bool = False) -> tuple[bytes, bool]:
-    """Return a piece of JSON without its strings, and whether the piece ends within a string. Each
-    remaining comma or opening bracket begins a value. piece: must not end within an escape."""
+    """Return a piece of JSON without its strings, and True if the piece ends within a string. Each
+    comma or opening bracket that remains begins a value. ``in_text`` is True if the piece begins
+    within a string. The piece must not end within an escape."""
     parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
     # Every second part lies within a string.
     return b"".join(parts[in_text::2]), in_text ^ (len(parts) % 2 == 0)
 
 
 def has_many_values(text: str) -> bool:
-    """Return whether a JSON text has more than ``MAX_VALUES`` values."""
+    """Return True if a JSON text has more than ``MAX_VALUES`` values."""
     if len(text) <= MAX_VALUES:
         return False
     outside, _ = outside_texts(text.encode(errors="replace"))
@@ -25,7 +26,7 @@ def has_many_values(text: str) -> bool:
 
 def json_object(text: str) -> dict[str, Any] | None:
     """Parse a JSON object, even with line breaks in strings. NaN and Infinity become strings.
-    Return None for other text, lone surrogates, huge numbers, or too many values."""
+    Return None for text with another value, lone surrogates, huge numbers, or too many values."""
     if has_many_values(text):
         return None
     try:

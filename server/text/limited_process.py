@@ -22,12 +22,13 @@ from typing import Any, Self
 
 import psutil
 
-# Limit of the process's start, which mostly imports modules.
+# The time limit for the start of the process, which mostly imports modules.
 START_LIMIT_S = 60.0
 POLL_S = 0.02
 MAX_ANSWER_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 16
-# Allowed address space per byte of memory: libraries reserve more addresses than they use.
+# The allowed bytes of address space per byte of memory. Libraries reserve more addresses than they
+# use.
 ADDRESSES_PER_BYTE = 4
 READY = b"ready\n"
 NO_MEMORY_CODE = 12
@@ -43,29 +44,30 @@ KEPT_VARIABLES = (
 
 
 class LimitError(Exception):
-    """A call that failed without a result. The error's message is the reason."""
+    """Raised if a call in another process gives no result. The message is the reason."""
 
     def __init__(self, fault: str, *, begun: bool) -> None:
-        """begun: whether the function had started, so that its own work caused the failure."""
+        """``begun`` is True if the function had started, so that its own work caused the
+        failure."""
         super().__init__(fault)
         self.begun = begun
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one call."""
+    """The limits of time and memory for one call."""
 
     seconds: float
-    """Limit of the call's wall time, and also of its processor time."""
+    """The limit of the call's wall time, and also of its processor time."""
     memory_bytes: int
 
 
 @dataclass(slots=True)
 class LimitedProcess:
-    """Calls functions in a limited process. The first call, or ``start``, starts this process."""
+    """Calls functions in another process, which ``start`` or the first call starts."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Additional environment variables of the process."""
+    """Environment variables that are added to those in ``KEPT_VARIABLES``."""
     modules: Sequence[str] = ()
     """Modules that the process imports before the first call."""
     _process: "subprocess.Popen[bytes] | None" = None
@@ -80,7 +82,8 @@ class LimitedProcess:
                 self._process = None
 
     def call(self, limits: Limits, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function with JSON values. If it fails, end the process and raise LimitError."""
+        """Call ``work`` in the other process, with JSON values as arguments. If the call fails, end
+        the process and raise LimitError."""
         call = (work.__module__, work.__qualname__, arguments, astuple(limits))
         request = json.dumps(call, default=str).encode() + b"\n"
         try:
@@ -92,7 +95,7 @@ class LimitedProcess:
             raise
 
     def start(self) -> None:
-        """Start the process, unless it runs. The process imports modules in the background."""
+        """Start the process if it does not run. The process imports modules in the background."""
         if self._process is None:
             # Other variables may contain API keys. -P keeps modules of the working directory out.
             kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
@@ -153,7 +156,8 @@ def _end_of(process: "subprocess.Popen[bytes]", limits: Limits) -> str:
 
 
 def _sent(pipe: int, request: bytes) -> bytes:
-    """Write as much as the pipe takes; return the rest, or b"" if the process closed its input."""
+    """Write the part of the request that the pipe takes. Return the rest, or b"" if the process
+    closed its input."""
     try:
         return request[os.write(pipe, request) :]
     except BrokenPipeError:

@@ -13,8 +13,9 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
-    """Return the channel that an answer begins in, or None if the model decides. prompt: its end
-    may open or close reasoning. begun: text with which the client has begun the channel."""
+    """Return the channel in which an answer begins, or None if the model chooses the channel. The
+    end of ``prompt`` may open or close the reasoning. ``begun`` is the beginning of the answer that
+    the client has written."""
     ending = prompt.rstrip()
     if ending.endswith(CLOSE):
         return Channel.CONTENT
@@ -26,8 +27,9 @@ def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
 class ReasoningParser:
     """Splits ``<think>...</think>`` off the beginning of an answer.
 
-    White space around the tags belongs to no channel. Without the opening tag, also in the prompt,
-    an answer is content. With an opening tag but no closing tag, an answer is reasoning."""
+    White space around the tags is dropped. If neither the prompt nor the answer has an opening tag,
+    the answer is content. If the closing tag is missing, all text after the opening tag is
+    reasoning."""
 
     def __init__(self, prompt: str, begun: str = "") -> None:
         self._state = first_channel_of(prompt, begun)
@@ -36,11 +38,11 @@ class ReasoningParser:
 
     @property
     def reasoning(self) -> bool:
-        """Whether the model is reasoning now."""
+        """True while the model is reasoning."""
         return self._state is Channel.REASONING
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Take in text and return the pieces of it, and of earlier text, that are certain now."""
+        """Take in the next text. Return the pieces of the fed text whose channel is certain now."""
         self._held += text
         return join_pieces(self._advance(final=False))
 
@@ -84,7 +86,8 @@ class ReasoningParser:
 
 
 def _uncertain_end(text: str) -> int:
-    """Return the length of the text's end that may be white space and part of a closing tag."""
+    """Return the length of the text's end that may belong to a closing tag or to white space before
+    a closing tag."""
     for length in range(min(len(text), len(CLOSE) - 1), 0, -1):
         if CLOSE.startswith(text[-length:]):
             before = text[:-length]
@@ -104,9 +107,10 @@ class ParseOptions:
     max_calls: int | None = None
     """Number of calls after which the answer ends; None means no limit."""
     remember: Remember | None = field(default=None, compare=False)
-    """A function that stores every complete call."""
+    """A function that stores each complete call."""
     begun: str = ""
-    """Text with which the client has begun the answer's first channel; no piece contains it."""
+    """The beginning of the answer that the client has written. The pieces do not contain this
+    text."""
 
     @property
     def first_channel(self) -> Channel | None:
@@ -114,12 +118,14 @@ class ParseOptions:
 
     @property
     def begun_content(self) -> str:
-        """Text with which the client has begun the content; "" if it has begun the reasoning."""
+        """The beginning of the content that the client has written, or "" if it began the
+        reasoning."""
         return self.begun if self.first_channel is Channel.CONTENT else ""
 
 
 class AnswerParser:
-    """Splits an answer into pieces. The joined pieces do not depend on where fed texts are cut."""
+    """Splits an answer into pieces. The places where fed texts are cut do not change the joined
+    pieces."""
 
     def __init__(self, options: ParseOptions, new_id: Callable[[], str] = new_call_id) -> None:
         self._reasoning_parser = ReasoningParser(options.prompt, options.begun)
@@ -143,7 +149,7 @@ class AnswerParser:
 
     @property
     def done(self) -> bool:
-        """Whether the answer has its last allowed call, so that further text is ignored."""
+        """True if the answer has its last allowed call. Further text is ignored."""
         return self._calls is not None and self._calls.done
 
     @property
@@ -152,15 +158,16 @@ class AnswerParser:
 
     @property
     def ended_with_calls(self) -> bool:
-        """Whether the client must execute calls. The value is only valid after the answer's end."""
+        """True if the client must execute calls. The value is valid only after the answer's end."""
         return self._calls is not None and self._calls.ended_with_calls
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Take in text and return the pieces that are certain now."""
+        """Take in the next text. Return the pieces of the fed text that are certain now."""
         return join_pieces(self._split(self._reasoning_parser.feed(text)))
 
     def flush(self, *, cut: bool = False) -> list[AnswerPiece]:
-        """Return the remaining pieces at the answer's end. cut: whether the answer was cut off."""
+        """Return the remaining pieces at the answer's end. ``cut`` is True if the answer was cut
+        off."""
         pieces = self._split(self._reasoning_parser.flush())
         if self._calls is not None:
             thoughts, calls = self._thought_calls.flush(cut=cut)
@@ -176,7 +183,7 @@ class AnswerParser:
             if piece.channel is Channel.REASONING:
                 split += _thought(self._thought_calls.feed(piece.text))
             else:
-                # Calls in the reasoning are only a draft if content follows.
+                # Content follows, so calls in the reasoning are a draft and stay reasoning.
                 split += _thought(self._thought_calls.flush(cut=True)[0])
                 split += self._calls.feed(piece.text)
         return split
@@ -197,14 +204,15 @@ class StopStrings:
         """The stop string that has ended the answer, or None while there is none."""
 
     def feed(self, text: str) -> str:
-        """Take in text and return the part that may be sent; "" after a match."""
+        """Take in text and return the part that may be sent. After a match, return ""."""
         if self.matched is not None or not self._stops:
             return text if self.matched is None else ""
         held = self._held + text
         places = [(held.find(stop), stop) for stop in self._stops]
         matches = [(place + len(stop), place, stop) for place, stop in places if place >= 0]
         if matches:
-            # Prefer the stop string that ends first: so it does not matter how the text is cut.
+            # The stop string that ends first wins, so that cuts between fed texts do not change the
+            # result.
             _, place, self.matched = min(matches)
             self._held = ""
             return held[:place]
@@ -213,6 +221,6 @@ class StopStrings:
         return held[: len(held) - keep]
 
     def flush(self) -> str:
-        """Return the text that was held back, because the answer has ended without a match."""
+        """Return the text that was held back. Call this when the answer ends without a match."""
         rest, self._held = self._held, ""
         return rest

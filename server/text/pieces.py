@@ -74,7 +74,8 @@ def join_pieces(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
 
 
 def longest_beginning(text: str, *starts: str) -> int:
-    """Return the length of the longest end of ``text`` that only begins one of ``starts``."""
+    """Return the length of the longest end of ``text`` that is a proper prefix of one of
+    ``starts``."""
     longest = 0
     for each in starts:
         place = text.find(each[0], max(0, len(text) - len(each) + 1))
@@ -87,7 +88,7 @@ def longest_beginning(text: str, *starts: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts up to now, summed over a request's prompts and answers."""
+    """Token counts up to now, summed over all prompts and answers of a request."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -95,22 +96,25 @@ class Usage:
     prefix: PrefixReport | None = None
     """The prefix cache's report on the prompts; None before the first token."""
     kept_tokens: int = 0
-    """Number of prompt tokens in the prefix cache after the request, including old ones."""
+    """The number of prompt tokens that the prefix cache has after the request, including tokens
+    that it had before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The new parts of one answer since its last delta."""
+    """The parts of one answer that are new since the answer's last delta."""
 
     pieces: list[AnswerPiece] = field(default_factory=list)
     tokens: list[TokenReport] = field(default_factory=list)
     finish: str | None = None
-    """The reason of the answer's end, only in the last delta: "stop", "length" or "tool_calls"."""
+    """The reason for the answer's end: "stop", "length" or "tool_calls". Only the last delta has
+    it."""
     index: int = 0
-    """Index of the answer (choice) in the request."""
+    """The index of the answer (choice) in the request."""
     stop_string: str | None = None
-    """The stop string that ended the answer, only in the last delta."""
+    """The stop string that ended the answer. Only the last delta has it."""
     token_ids: tuple[int, ...] = ()
-    """All newly generated tokens, including those of reasoning, stop strings, and stop tokens."""
+    """The ids of all new tokens, including tokens of reasoning, stop strings and stop tokens."""
     prompt: tuple[TokenLogprobs | None, ...] = ()
-    """The prompt's log-probabilities if requested, only in the first delta; the first is None."""
+    """The log-probabilities of the prompt's tokens, if requested. Only the first delta has them.
+    The first prompt token has None."""

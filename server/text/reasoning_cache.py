@@ -1,10 +1,11 @@
 """Keep the reasoning of the newest answers, for clients that do not send it back.
 
-Some templates write earlier reasoning into the prompt. If the reasoning is missing, the model knows
-less, and the prompt no longer matches the cached prefix. So the cache puts the reasoning back.
+Some templates write earlier reasoning into the prompt. If a client omits the reasoning, the prompt
+no longer matches the cached prefix. So this cache puts the reasoning back.
 
-The key of an answer with calls is the random id of its first call. The key of any other answer is
-the answer's text with all turns before, as short answers are alike. Keys differ between tenants."""
+The key of an answer with calls is made from the random id of its first call. The key of any other
+answer is made from its text and all earlier turns, because short answers are often equal. Two
+tenants (API keys) never share a key."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ class ReasoningRecorder:
     """Collects the reasoning of one answer while it streams."""
 
     def __init__(self, key_of: "KeyOfAnswer", keep: Callable[[bytes, str], None]) -> None:
-        """keep: a function that stores the reasoning under the answer's key."""
+        """``key_of`` computes the answer's key. ``keep`` stores the reasoning under this key."""
         self._key_of = key_of
         self._keep = keep
         self._reasoning: list[str] = []
@@ -38,22 +39,23 @@ class ReasoningRecorder:
                 self._first_call = self._first_call or piece.id
 
     def end(self) -> None:
-        """Store the reasoning, unless the answer has neither text nor calls to make a key of."""
+        """Store the reasoning. Do nothing for an answer without text and calls, which has no
+        key."""
         content = "".join(self._content)
         if self._reasoning and (self._first_call or content.strip()):
             self._keep(self._key_of(content, self._first_call), "".join(self._reasoning))
 
 
 class KeyOfAnswer:
-    """Computes the keys of a conversation's answers; turns are added one by one."""
+    """Computes keys for the answers of a conversation, whose turns are added one by one."""
 
     def __init__(self, salt: PrefixSalt) -> None:
-        """salt: the request's salt, so that the keys of different tenants (API keys) differ."""
+        """``salt`` makes the keys of different tenants (API keys) differ."""
         self._own = hashlib.sha256(salt.tenant + salt.client)
         self._history = self._own.copy()
 
     def __call__(self, text: str, first_call: str) -> bytes:
-        """Return an answer's key. first_call: the id of the first call; "" without calls."""
+        """Return an answer's key. ``first_call`` is the id of the answer's first call, or ""."""
         digest = (self._own if first_call else self._history).copy()
         _add(digest, first_call or text.strip())
         return digest.digest()
@@ -73,22 +75,22 @@ def _add(digest: "hashlib._Hash", text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """A conversation, completed with reasoning from the cache."""
+    """A conversation to which cached reasoning has been added."""
 
     conversation: Conversation
     new_recorder: Callable[[], ReasoningRecorder] | None
-    """Makes the recorder of a new answer. It is None if the answer continues an earlier answer."""
+    """Makes the recorder of the new answer. None if the answer continues the last turn."""
 
 
 class ReasoningCache:
     """The reasoning of the newest answers, up to a total number of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: limit of the keys and all reasoning together; with 0, nothing is stored."""
+        """``max_bytes`` limits the keys and all reasoning together. With 0, nothing is stored."""
         self._kept: Newest[bytes, str] = Newest(max_bytes)
 
     def recall(self, conversation: Conversation, salt: PrefixSalt) -> Recalled:
-        """Put cached reasoning into those assistant's turns that have no reasoning."""
+        """Add the cached reasoning to assistant's turns that have no reasoning."""
         key_of = KeyOfAnswer(salt)
         turns = []
         for turn in conversation.turns:

@@ -1,4 +1,4 @@
-"""Try chat templates, which are foreign programs, before the first chat, and end slow templates."""
+"""Render test conversations with a chat template before the first chat, and end slow templates."""
 
 import asyncio
 import ctypes
@@ -14,22 +14,23 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from server.text.limited_process import LimitedProcess, LimitError, Limits
 
 T = TypeVar("T")
-# Python raises an asynchronous exception after at most this number of the thread's lines.
+# Python raises an asynchronous exception before the thread has run this number of lines.
 LINES = 100
 
 
 class TimeUp(BaseException):
-    """The limited code takes too long. No Exception, because foreign code must not catch it."""
+    """Raised in code that takes too long. It is no Exception, so that foreign code does not catch
+    it."""
 
 
 class TimeLimit:
-    """Ends the code within ``with limit:`` by raising TimeUp at the code's next line.
+    """Raises TimeUp in the code within ``with limit:`` if the code takes too long.
 
-    An operation in C has no lines and cannot be ended. TimeUp may also be raised at the end of the
-    ``with`` statement, so catch TimeUp outside."""
+    An operation in C cannot be ended. TimeUp may also be raised at the end of the ``with``
+    statement, so catch TimeUp outside."""
 
     def __init__(self, seconds: float) -> None:
-        """seconds: the time that the code has from the beginning of the ``with`` statement."""
+        """``seconds`` is the time from the beginning of the ``with`` statement."""
         self._seconds = seconds
         self._lock = threading.Lock()
         self._thread: int | None = None
@@ -37,7 +38,8 @@ class TimeLimit:
         self._ended = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run a function that contains the ``with`` statement in a thread, until its time is up."""
+        """Run ``work``, which contains the ``with`` statement, in a thread. Meanwhile, watch the
+        time."""
         self._look()
         try:
             return await asyncio.to_thread(work)
@@ -57,9 +59,9 @@ class TimeLimit:
             self._watching = loop.call_later(wait_s, self._look)
 
     def end(self) -> None:
-        """Raise TimeUp once in the limited code: now, or as soon as this code begins."""
+        """Raise TimeUp once in the limited code, or when this code begins if it has not begun."""
         if self._ended:
-            return  # without the lock: TimeUp may have hit the thread that holds it
+            return  # take no lock here: TimeUp may have hit the thread that holds it
         with self._lock:
             self._ended = True
             if self._thread is not None:
@@ -77,8 +79,8 @@ class TimeLimit:
         with self._lock:
             self._thread, self._deadline = None, float("inf")
         if self._ended and kind is not TimeUp:
-            # TimeUp is raised at one of this thread's next lines. Wait, so that it reaches no other
-            # code; if it were cancelled, the interpreter would look for it forever.
+            # TimeUp is pending for this thread. Wait until it is raised, so that it reaches no
+            # other code. If it were cancelled, the interpreter would look for it forever.
             for _ in range(LINES):
                 time.sleep(0)
             raise TimeUp
@@ -92,7 +94,7 @@ USER, ANSWER = {"role": "user", "content": "Hello"}, {"role": "assistant", "cont
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOL = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
 PLAIN: dict[str, Any] = {"messages": [USER]}
-# Conversations that a template may refuse, but must not take too long or too much memory for.
+# A template may refuse these conversations, but must not exceed the limits with them.
 OTHERS: tuple[dict[str, Any], ...] = (
     {"messages": [SYSTEM, USER, ANSWER, USER]},
     {"messages": [USER, ANSWER, SYSTEM, USER]},
@@ -105,18 +107,19 @@ OTHERS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class TemplateTrial:
-    """The result of a trial."""
+    """The result of rendering test conversations with a chat template."""
 
     fault: str
     """The reason why a plain conversation was not rendered; "" if it was rendered."""
     ends: bool = True
-    """Whether the template kept to its limits of time and memory."""
+    """True if the template kept to the limits of time and memory."""
 
 
 def try_template(
     process: LimitedProcess, texts: Sequence[str], special_tokens: Mapping[str, Any]
 ) -> TemplateTrial:
-    """Try templates in another process. special_tokens: the tokens' texts by template variable."""
+    """Render test conversations in another process. ``special_tokens`` maps template variables to
+    the texts of special tokens."""
     try:
         return TemplateTrial(process.call(LIMITS, render_all, list(texts), dict(special_tokens)))
     except LimitError as error:
@@ -124,8 +127,8 @@ def try_template(
 
 
 def fault_of(error: Exception, *, with_message: bool) -> str:
-    """Return a template's error and its line. with_message: whether to add the error's message,
-    which may quote chats."""
+    """Return a description of a template's error, with its line. ``with_message`` adds the error's
+    message, which may quote chats."""
     line = getattr(error, "lineno", None)
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename == TEMPLATE_FILE:
@@ -136,7 +139,8 @@ def fault_of(error: Exception, *, with_message: bool) -> str:
 
 
 def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
-    """Render test conversations of all kinds. Return the error of the plain conversation, or ""."""
+    """Render test conversations. Return the error of the plain conversation, or "" if there is
+    none."""
     fault = ""
     for text in texts:
         for request in (PLAIN, *OTHERS):

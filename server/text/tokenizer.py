@@ -25,28 +25,29 @@ from server.text.template_trial import TimeLimit
 # The name of a token that stands for one byte of a character.
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_LEVEL = "ByteLevel"
-# SentencePiece's decoder steps replace signs by spaces, decode byte tokens, drop a leading space.
+# SentencePiece's decoder steps in their order. The steps replace signs by spaces, decode byte
+# tokens, join the tokens, and drop a leading space.
 SENTENCE_PIECE = re.compile(r"(Replace )*(ByteFallback )?(Fuse (Strip )?)?")
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 class DecoderError(ValueError):
-    """A decoder that does not decode tokens one by one. The message is the decoder as JSON."""
+    """Raised for a decoder that does not decode tokens one by one. The message is its JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDecoder:
-    """The decoder of a ``tokenizer.json``, if it decodes each token alone; only a leading space may
-    differ. The format of decoders: huggingface.co/docs/tokenizers, Components."""
+    """The rules of a ``tokenizer.json`` that decode each token alone. Only a leading space of a
+    text may need other tokens, too. Format: huggingface.co/docs/tokenizers, Components."""
 
     is_byte_level: bool = False
-    """Whether tokens are written in the alphabet of byte-level BPE."""
+    """True if tokens are written in the alphabet of byte-level BPE."""
     has_byte_tokens: bool = False
-    """Whether a token such as ``<0x0A>`` stands for a byte."""
+    """True if a token such as ``<0x0A>`` stands for a byte."""
     replacements: tuple[tuple[str, str], ...] = ()
-    """Pairs of a string in tokens, and the text that replaces this string."""
+    """Pairs of a string in tokens and the text that replaces the string."""
     drops_space: bool = False
-    """Whether decoding drops a leading space of the whole text."""
+    """True if decoding drops a leading space of the whole text."""
 
     def bytes_of(self, token: str) -> bytes:
         """Return a token's bytes, which may end within a character."""
@@ -60,7 +61,7 @@ class TokenDecoder:
 
 
 def read_decoder(decoder: Decoder | None) -> TokenDecoder:
-    """Read a tokenizer's decoder. Raises DecoderError if it is not supported."""
+    """Read a tokenizer's decoder. Raises DecoderError if it does not decode tokens one by one."""
     state = {"decoders": []} if decoder is None else json.loads(decoder.__getstate__())
     steps: list[dict[str, Any]] = state.get("decoders", [state])
     kinds = [step["type"] for step in steps]
@@ -82,8 +83,8 @@ def read_decoder(decoder: Decoder | None) -> TokenDecoder:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte of each character in byte-level BPE's alphabet, which writes every byte
-    visibly: printable Latin-1 as itself, other bytes from U+0100 on (openai/gpt-2, encoder.py)."""
+    """Map each character of byte-level BPE's alphabet to its byte. The alphabet writes printable
+    Latin-1 bytes as they are, and other bytes from U+0100 on (openai/gpt-2, encoder.py)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -99,20 +100,20 @@ PROMPTS = PromptsSection()
 
 
 class TokenizerError(ValueError):
-    """The model folder has no usable tokenizer; the message names the file."""
+    """Raised for a model folder without a usable tokenizer. The message names the file."""
 
 
 class TextTooLongError(ValueError):
-    """A text that has more tokens than are allowed."""
+    """Raised for a text that has more tokens than are allowed."""
 
     def __init__(self, number: int = 0) -> None:
-        """number: index of the text in the request."""
+        """``number`` is the text's index in the request."""
         super().__init__(f"text {number} is too long")
         self.number = number
 
 
 class TextsTooLongError(ValueError):
-    """Texts of one request that together have more tokens than are allowed."""
+    """Raised if the texts of one request together have more tokens than are allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +123,21 @@ class EncodedText:
     text: str
     ids: tuple[int, ...]
     offsets: tuple[int, ...]
-    """For each id, the number of characters before its token. Empty unless requested."""
+    """For each token, the number of characters before it. Empty unless requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedChat:
-    """A conversation as a prompt."""
+    """A conversation, rendered as a prompt and encoded."""
 
     text: str
     ids: tuple[int, ...]
     system_tokens: int
-    """Number of leading ids for the system messages, which other conversations may share."""
+    """The number of ids for tools and system messages, which other conversations may share."""
     boundaries: PromptBoundaries = NO_BOUNDARIES
-    """The prefixes of this prompt that the conversation's next prompt may share."""
+    """The lengths of the prefixes that the conversation's next prompt may share."""
     begun: str = ""
-    """The text at the end of ``text`` with which the client has begun the answer."""
+    """The end of ``text`` that the client has written as the beginning of the answer."""
 
     @property
     def opening(self) -> str:
@@ -156,7 +157,8 @@ class Tokenizer:
     """A model's tokenizer and chat template."""
 
     def __init__(self, path: Path, settings: PromptsSection = PROMPTS) -> None:
-        """path: the model's folder. settings: whether messages may spell special tokens."""
+        """``path`` is the model's folder. ``settings`` says if messages may spell special
+        tokens."""
         if not (path / TOKENIZER_FILE).is_file():
             # Without the file, transformers would silently make an empty tokenizer.
             raise TokenizerError(f"{path / TOKENIZER_FILE}: the file does not exist")
@@ -180,11 +182,12 @@ class Tokenizer:
         self._encoder = Encoder(self.fast)
         end_id = loaded.eos_token_id
         self.end_ids: tuple[int, ...] = () if end_id is None else (end_id,)
-        """The token for the end of an answer that the tokenizer names, if any."""
+        """The id of the token that ends an answer, or nothing if the tokenizer does not name
+        one."""
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
-        """Ids of tags around reasoning and calls, if the tokenizer declares them special."""
+        """The ids of tags around reasoning and calls, if the tokenizer declares them special."""
         guarded = (
             () if settings.interpret_special_tokens else self.special_ids - self.special_tag_ids
         )
@@ -202,7 +205,7 @@ class Tokenizer:
                 "SentencePiece's Replace, ByteFallback, Fuse, Strip"
             ) from error
         self.drops_space = decoder.drops_space
-        # This is a dict and no list, because ids may have gaps of any size.
+        # A dict and not a list, because there may be large gaps between ids.
         self._bytes = {i: decoder.bytes_of(token) for token, i in vocabulary.items()}
 
     async def encode_chat(
@@ -214,9 +217,9 @@ class Tokenizer:
         finds_boundaries: bool = True,
         max_template_s: float = inf,
     ) -> EncodedChat:
-        """Encode a conversation as a prompt. finds_boundaries: whether to compute ``boundaries``,
-        which doubles the rendering time. Raises TemplateError, or TextTooLongError if the prompt is
-        surely longer than ``max_prompt_tokens``."""
+        """Encode a conversation as a prompt. ``finds_boundaries`` computes ``boundaries``, which
+        doubles the rendering time. Raises TemplateError, or TextTooLongError if the prompt surely
+        has more than ``max_prompt_tokens`` tokens."""
 
         limit = TimeLimit(max_template_s)
 
@@ -234,7 +237,8 @@ class Tokenizer:
     async def count_chat(
         self, conversation: Conversation, max_prompt_tokens: int, *, max_template_s: float
     ) -> int:
-        """Count a prompt's ids, approximately if far above the maximum. Raises TemplateError."""
+        """Count a prompt's tokens. The count is approximate if it is far above
+        ``max_prompt_tokens``. Raises TemplateError."""
         limit = TimeLimit(max_template_s)
 
         def count() -> int:
@@ -253,8 +257,9 @@ class Tokenizer:
         add_special_tokens: bool = False,
         offsets: bool = False,
     ) -> EncodedText:
-        """Encode a text, with the special tokens that it spells. add_special_tokens: add tokens
-        around the text. Raises TextTooLongError, before encoding, far above ``max_tokens``."""
+        """Encode a text, with the special tokens that it spells. ``add_special_tokens`` adds the
+        tokens that the tokenizer puts around a text. Raises TextTooLongError if the text has far
+        more than ``max_tokens`` tokens."""
 
         def encode() -> EncodedText:
             if max_tokens is not None and self._encoder.exceeds([text], max_tokens):
@@ -268,9 +273,9 @@ class Tokenizer:
     async def encode_texts(
         self, texts: Sequence[str], max_tokens: int, max_total: int, *, ends: bool
     ) -> list[tuple[int, ...]]:
-        """Encode texts for embeddings. ends: add the end token, whose hidden state is the
-        embedding. Raises TextTooLongError, before encoding, if a text far exceeds ``max_tokens``,
-        and TextsTooLongError if all texts together exceed ``max_total``."""
+        """Encode texts for embeddings. ``ends`` adds the end token, whose hidden state is the
+        embedding. Raises TextTooLongError if a text has far more than ``max_tokens`` tokens, and
+        TextsTooLongError if all texts together have more than ``max_total`` tokens."""
 
         def encode() -> list[tuple[int, ...]]:
             for number, text in enumerate(texts):
