@@ -17,7 +17,8 @@ JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def argument_types(parameters: dict[str, Any] | None, name: str) -> frozenset[str]:
-    """Return the JSON types that the schema allows for an argument, or all if it names none."""
+    """Return the JSON types that the schema allows for an argument. Return all types if the schema
+    names none."""
     properties = (parameters or {}).get("properties")
     schema = properties.get(name) if isinstance(properties, dict) else None
     return _types(schema, parameters, MAX_DEPTH)
@@ -61,7 +62,7 @@ def _type_of(value: Any) -> str:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Write an argument's text as JSON of one of the types; if that fails, as a JSON string."""
+    """Write an argument's text as JSON of one of ``types``, or as a JSON string if that fails."""
     quoted = json.dumps(text, ensure_ascii=False)
     if types == STRING:
         return quoted
@@ -88,7 +89,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 
 def _lenient_value(text: str, types: frozenset[str]) -> Any:
-    """Read a value that is nearly JSON, or Python. Raises the errors of Python's parsers."""
+    """Read a value in faulty JSON or in Python's syntax. Raises the errors of Python's parsers."""
     if text.lower() in JSON_WORDS:
         return JSON_WORDS[text.lower()]
     if types & {"integer", "number"}:

@@ -20,7 +20,7 @@ BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 
 
 class Next(Enum):
-    """The kind of JSON token that must follow."""
+    """The kind of JSON token that must come next."""
 
     KEY = auto()
     COLON = auto()
@@ -61,7 +61,7 @@ class JsonMender:
         return self._held + self._escape + self._word
 
     def feed(self, character: str) -> str:
-        """Take in a character, before the object is closed. Return the text that is certain now."""
+        """Take in the object's next character. Return the repaired text that is certain now."""
         if self._quote:
             return self._in_string(character)
         if character not in PUNCTUATION and (character != "'" or self._word):
@@ -94,7 +94,7 @@ class JsonMender:
         return text
 
     def end(self) -> str:
-        """Close the object. Return the text that was missing."""
+        """Close the object and return the text that was missing."""
         text = ""
         if self._quote:
             text = self._in_string(" ").removesuffix(" ") if self._escape else ""
@@ -139,7 +139,8 @@ class JsonMender:
         return text + as_json(word, WORD_TYPES)
 
     def _begin_value(self, *, is_string: bool) -> str:
-        """Return text that is missing before a value. is_string: whether the value may be a key."""
+        """Return the punctuation that is missing before a value. ``is_string`` means that the value
+        may be a key."""
         text, self._held = self._held, ""
         if self._next is Next.COMMA:
             text, self._next = ",", self._first
@@ -167,28 +168,28 @@ class JsonMender:
 # Keys that models use for a call's arguments; the first key is the usual one.
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 BESIDES = {"name", "type", "id"}
-# A name must not contain "<", so that the result does not depend on how a tag is cut.
+# A name must not contain "<". Otherwise the result would depend on how a tag is cut.
 NAMED = r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\<\x00-\x1f]+)"'
 NAME = re.compile(NAMED)
 # If a call begins with this head, its arguments are sent as they stream in.
 HEAD = re.compile(NAMED + r'\s*,\s*"(arguments|parameters)"\s*:\s*(?=\{)')
 NO_CALL = {
     ToolFormat.HERMES: re.compile(r"\s*[^\s{]"),
-    # JSON with other keys is an ordinary answer, which is sent without waiting for its end.
+    # JSON with other keys is an ordinary answer, which is sent as it streams in.
     ToolFormat.LLAMA: re.compile(
         rf'\s*(?:[^\s{{]|\{{\s*(?:[^\s"]|"(?!(?:name|type|{"|".join(ARGUMENTS)})")[^"]*"))'
     ),
 }
 ENDS = {ToolFormat.HERMES: CALL_CLOSE, ToolFormat.LLAMA: ";"}
-# A call with a longer head is parsed only when it is complete.
+# If the text before the arguments is longer, the call is parsed only when it is complete.
 MAX_HEAD_CHARS = 1024
 # Closing brackets and further fields after the arguments.
 FILLING = re.compile(r'\s*(?:,\s*(?:"[^<]*|$))?[\s}]*')
 
 
 class HermesCall:
-    """Reads the text after an opening tag. Repaired arguments are sent as they stream in. A call
-    with an unusual order of keys is sent when complete. Any other text is no call."""
+    """Reads a call in JSON from the text after an opening tag. The repaired arguments are sent as
+    they stream in. A call with an unusual order of keys is sent when it is complete."""
 
     def __init__(
         self,
@@ -199,9 +200,10 @@ class HermesCall:
     ) -> None:
         self.started = False
         self.complete = False
-        """Whether all arguments have been read."""
+        """True if all arguments have been read."""
         self.rest: str | None = None
-        """The text after the call, or all text if it is no call; None while the call is open."""
+        """The text after the call, or all text if it is no call. It is None while this is not
+        known."""
         self._index = index
         self._new_id = new_id
         self._tools = tools
@@ -210,12 +212,13 @@ class HermesCall:
         self.unread = ""
         """Text that is not yet assigned to the name, the arguments or ``rest``."""
         self._searched = 0
-        """Number of leading characters of ``unread`` where no closing tag begins."""
+        """The number of leading characters of ``unread`` in which no closing tag begins."""
         self._json = JsonMender()
 
     @property
     def closing(self) -> str:
-        """The text that closes a call after its arguments; "" if the format has no closing tag."""
+        """The text that closes a call after its arguments, or "" if the format has no closing
+        tag."""
         return f"}}\n{CALL_CLOSE}" if self._end == CALL_CLOSE else ""
 
     def feed(self, text: str) -> list[AnswerPiece]:
@@ -230,7 +233,8 @@ class HermesCall:
         return pieces
 
     def flush(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the remaining pieces. cut: whether the answer was cut off; then repair nothing."""
+        """Return the remaining pieces at the answer's end. If ``cut``, do not repair the
+        arguments."""
         if not self.started:
             return self._take_whole(self.unread, "")
         if self.complete:
@@ -247,7 +251,7 @@ class HermesCall:
             self.rest = self.unread
             return []
         head = HEAD.match(self.unread, 0, MAX_HEAD_CHARS)
-        # Where "arguments" is usual, "parameters" may be another field.
+        # Models that write "arguments" may use "parameters" for another field.
         if head and (head[2] == ARGUMENTS[0] or self._tool_format is ToolFormat.LLAMA):
             self.unread = self.unread[head.end() :]
             return self._start(head[1])
@@ -268,7 +272,7 @@ class HermesCall:
 
     def _take_arguments(self) -> list[AnswerPiece]:
         """Take text up to the bracket that closes the object. A closing tag outside strings also
-        ends the object, because the model has forgotten brackets."""
+        closes the object, because models forget brackets."""
         text: list[str] = []
         taken = len(self.unread)
         for place, character in enumerate(self.unread):
@@ -305,8 +309,9 @@ class HermesCall:
 
 
 def whole_call(text: str) -> tuple[str, str] | None:
-    """Return name and arguments of a complete call, or None if the text is no call. Arguments may
-    be an object, an object in a string, or missing if no other field could stand for them."""
+    """Return the name and the arguments of a complete call, or None if the text is no call. The
+    arguments may be an object or an object in a string. They may be missing if the call has no
+    field that could contain them."""
     call = json_object(text) or {}
     name = call.get("name")
     arguments = next((call[key] for key in ARGUMENTS if call.get(key)), None)

@@ -12,7 +12,7 @@ from server.text.conversation import Channel, Tool
 from server.text.pieces import AnswerPiece, TextPiece, longest_beginning
 
 CALL_ID_BYTES = 12
-# Maximum length of an unfinished call that is recognised where the client has begun an answer.
+# A client may begin an answer with an unfinished call, which is recognised up to this length.
 MAX_BEGUN_CHARS = 1024
 
 
@@ -34,10 +34,11 @@ class CallParser:
         *,
         begun_content: str = "",
     ) -> None:
-        """max_calls: number of calls after which the answer ends. remember: a function that stores
-        complete calls. begun_content: text with which the client has begun the answer."""
+        """The answer ends after ``max_calls`` calls. ``remember`` is a function that stores
+        complete calls. ``begun_content`` is the beginning of the content that the client has
+        written."""
         self.calls = 0
-        """Number of complete calls up to now."""
+        """The number of complete calls up to now."""
         self._tools = tools
         self._tool_format = tool_format
         self._max_calls = max_calls
@@ -50,15 +51,15 @@ class CallParser:
         self._held = ""
         self._space = ""
         self._has_content = bool(begun_content.strip())
-        """Whether the content since the last call has more than white space."""
+        """True if the content since the last call has more than white space."""
         self._begins_line = not begun_content or (
             tool_format is ToolFormat.XML and begun_content.endswith("\n")
         )
-        """Whether the text that is held back begins a line."""
+        """True if the text that is held back begins a line."""
 
     @property
     def is_in_call(self) -> bool:
-        """Whether the text up to now ends within a possible call."""
+        """True if the text up to now ends within a possible call."""
         return self._call is not None
 
     @property
@@ -67,7 +68,8 @@ class CallParser:
 
     @property
     def ended_with_calls(self) -> bool:
-        """Whether the answer has calls and the last call is complete, once the answer has ended."""
+        """True if the answer has calls and the last is complete. Valid only after the answer's
+        end."""
         return self.done or (self.calls > 0 and self._call is None)
 
     def feed(self, text: str) -> list[AnswerPiece]:
@@ -75,7 +77,8 @@ class CallParser:
         return self._advance(final=False)
 
     def flush(self, *, cut: bool = False) -> list[AnswerPiece]:
-        """Return the remaining pieces at the answer's end. cut: whether the answer was cut off."""
+        """Return the remaining pieces at the answer's end. ``cut`` is True if the answer was cut
+        off."""
         return self._advance(final=True, cut=cut)
 
     def _advance(self, *, final: bool, cut: bool = True) -> list[AnswerPiece]:
@@ -91,7 +94,7 @@ class CallParser:
         return pieces
 
     def _take_text(self, final: bool) -> list[AnswerPiece]:
-        """Return the part of the content before the next call that is certain now."""
+        """Take text up to the next call. Return the pieces of content that are certain now."""
         opening = first_opening(self._opening, self._held, self._begins_line)
         if opening is not None:
             place, self._opener = opening.start(1), opening[1]
@@ -139,26 +142,27 @@ class CallParser:
         return HermesCall(self.calls, self._new_id, self._tools, self._tool_format)
 
     def _before_a_call(self, text: str) -> str:
-        """Return the text without trailing white space that belongs to the call after it."""
+        """Return the text without the white space at its end that belongs to the next call."""
         return text.removesuffix("\n") if self._has_content or text.strip() else ""
 
     def _content(self, text: str) -> list[AnswerPiece]:
         if self.calls and not self._has_content:
             text = text.lstrip()
         self._has_content = self._has_content or bool(text.strip())
-        # A line break at the end of the text is held back, so text that is sent never ends a line.
+        # A line break at the end is held back. So after any text was sent, no new line begins.
         self._begins_line = self._begins_line and not text
         return [TextPiece(Channel.CONTENT, text)] if text else []
 
 
 def first_opening(opening: re.Pattern[str], text: str, begins_line: bool) -> re.Match[str] | None:
-    """Return the first match of a pattern of ``OPENING`` at which a call may begin."""
+    """Return the first match of ``opening`` at which a call may begin. An opening tag other than
+    CALL_OPEN must begin a line."""
     openings = opening.finditer(text)
     return next((o for o in openings if o[1] == CALL_OPEN or o.start() or begins_line), None)
 
 
 def ends_in_call(text: str, tools: tuple[Tool, ...], tool_format: ToolFormat) -> bool:
-    """Return whether a text ends within a possible call. Texts may be long, so the search reads
+    """Return True if a text ends within a possible call. Texts may be long, so the search reads
     only the last opening tag and ``MAX_BEGUN_CHARS`` after it."""
     *_, last = (0, *(each.start(1) for each in OPENING[tool_format].finditer(text)))
     parser = CallParser(tools, tool_format, None)
@@ -168,7 +172,7 @@ def ends_in_call(text: str, tools: tuple[Tool, ...], tool_format: ToolFormat) ->
 
 
 class ThoughtCalls:
-    """Holds back the end of reasoning while it may be calls, which some models write there."""
+    """Holds back the end of the reasoning while it may be calls. Some models write calls there."""
 
     def __init__(self, tools: tuple[Tool, ...], tool_format: ToolFormat) -> None:
         self._tools = tools
@@ -198,8 +202,8 @@ class ThoughtCalls:
             certain += self._taken(len(self._held) - len(self._held.lstrip()) + 1)
 
     def flush(self, *, cut: bool) -> tuple[str, str]:
-        """Return the rest of the reasoning, and the text of calls at its end. The latter is empty
-        if the answer was cut off."""
+        """Return the rest of the reasoning, and the text of calls at its end. If ``cut`` (the
+        answer was cut off), the text of calls is empty."""
         trial, held = self._trial, self._taken(len(self._held))
         self._trial = None
         if cut or trial is None or _says(trial.flush(cut=True)) or not trial.ended_with_calls:

@@ -9,12 +9,12 @@ CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION_OPEN = "<function="
 PYTHON_TAG = "<|python_tag|>"
 TOOL_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
-# Templates show Llama 3 calls in this form. Tools look similar, but have a description.
+# Templates show Llama 3 calls in this form. Tools have a similar form, but also a description.
 LLAMA_CALL = re.compile(r'\{\\?"name\\?":(?:(?!description)[^{}])*\\?"parameters\\?":')
 
 
 class ToolFormat(Enum):
-    """A model's format of tool calls. HERMES and XML calls stand between <tool_call> tags."""
+    """A model's format of tool calls. In HERMES and XML, a call is between <tool_call> tags."""
 
     HERMES = "hermes"
     """``{"name": "f", "arguments": {"x": 1}}``"""
@@ -34,14 +34,16 @@ OPENING = {
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """Return the call format that a chat template shows to its model, or None."""
+    """Return the call format that a chat template shows to its model, or None if it shows no
+    format."""
     if CALL_OPEN not in template:
         return ToolFormat.LLAMA if LLAMA_CALL.search(template) else None
     return ToolFormat.XML if FUNCTION_OPEN in template else ToolFormat.HERMES
 
 
 def is_called(name: str, tools: tuple[Tool, ...]) -> bool:
-    """Return whether a call with this name is valid. If any tool is deferred, every well-formed
-    name is valid, because clients themselves answer calls to tools that are not loaded."""
+    """Return True if a call with this name is valid. If any tool is deferred (not yet in the
+    prompt), every well-formed name is valid, because clients answer calls to tools that are not
+    loaded."""
     loads = any(tool.deferred for tool in tools) and TOOL_NAME.fullmatch(name) is not None
     return loads or any(tool.name == name for tool in tools)

@@ -1,8 +1,8 @@
 """Store tool calls as models wrote them, for prompts that repeat the calls.
 
-A client sends a call back as name and arguments, and the template writes the call anew. If its text
-differs from the model's, the prompt no longer matches the cached prefix. So the model's texts of
-the newest calls are stored by the calls' ids."""
+A client sends a call back as name and arguments, and the template writes the call anew. If the
+template's text differs from the model's text, the prompt no longer matches the cached prefix. So
+the model's texts of the newest calls are stored by the calls' ids."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -17,20 +17,21 @@ from server.text.newest import Newest
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
 NONCE_BYTES = 12
-# Maximum length of a template's text between a tag and the call's name, on either side.
+# The maximum length of the template's text between a call's tag and its name.
 MAX_AROUND_CHARS = 64
 
 
 class MarkError(ValueError):
-    """A template that does more with calls than to write each call between tags, in order."""
+    """Raised if a template does not write each call between tags, or changes the order of calls."""
 
 
 class CallMarks:
-    """Marks: random names that stand for calls while a template renders. In the prompt, each mark
-    and the tags around it are then replaced by the model's own text of the call."""
+    """Makes marks: random names that stand for calls while a template renders. Afterwards each mark
+    in the prompt, with the tags around it, is replaced by the model's own text of the call."""
 
     def __init__(self, guarded: Callable[[str], str]) -> None:
-        """guarded: a function that keeps a text from being read as special tokens."""
+        """``guarded`` is a function that marks special tokens in a text, so that they stay plain
+        text."""
         self._guarded = guarded
         self._nonce = secrets.token_hex(NONCE_BYTES)
         self._texts: list[str] = []
@@ -39,12 +40,13 @@ class CallMarks:
         return bool(self._texts)
 
     def add(self, text: str) -> str:
-        """Return a mark, which is a name for a call without arguments. text: the call with tags."""
+        """Return a mark to use as the name of a call. ``text`` is the model's text of the call."""
         self._texts.append(self._guarded(text))
         return self._mark(len(self._texts) - 1)
 
     def replace(self, prompt: str, *, is_whole: bool = True) -> str:
-        """Replace the prompt's marks by the calls' texts. Raises MarkError if a mark is missing."""
+        """Replace the prompt's marks by the calls' texts. A prompt that is not ``is_whole`` may
+        lack the last marks. Raises MarkError for other missing marks."""
         calls = prompt.count(self._nonce)
         if calls > len(self._texts) or (is_whole and calls < len(self._texts)):
             raise MarkError("there are more calls, or fewer")
@@ -103,8 +105,8 @@ class CallRecord:
                 self._arguments += piece.text
 
     def call(self, behind: str, closing: str) -> WrittenCall | None:
-        """Return the call, or None if it has no closing tag. behind: text that was read beyond the
-        call. closing: text to add after the arguments, if the answer was cut off there."""
+        """Return the call, or None if it has no closing tag. ``behind`` is text that was read
+        beyond the call. ``closing`` is added if the answer was cut off before the closing tag."""
         assert self._start is not None, "only a call that has begun is one"
         text = self._text[: len(self._text) - len(behind)]
         if not text.endswith(CALL_CLOSE):
@@ -115,10 +117,11 @@ class CallRecord:
 
 
 class WrittenCalls:
-    """The newest calls, up to a total number of bytes.
+    """Stores the newest calls, up to a total number of bytes.
 
-    All API keys share the calls, because ids are random and cannot be guessed. A stranger who knew
-    an id would also need the call's name and arguments, and would learn only its white space."""
+    All API keys share the calls, because ids are random and cannot be guessed. A stranger with an
+    id would also need the call's name and arguments, and would learn only the call's white
+    space."""
 
     def __init__(self, max_bytes: int) -> None:
         self._calls: Newest[str, WrittenCall] = Newest(max_bytes)
@@ -145,8 +148,8 @@ class WrittenCalls:
 
 
 def defaults_of(tool: Tool) -> dict[str, Any]:
-    """Return the default values of a tool's arguments. Claude Code adds such defaults to calls that
-    it sends back: an Edit gets ``replace_all: false``."""
+    """Return the default values of a tool's arguments. Claude Code adds such values to calls that
+    it sends back: it adds ``replace_all: false`` to an Edit."""
     properties = (tool.parameters or {}).get("properties")
     named = properties.items() if isinstance(properties, dict) else ()
     return {name: it["default"] for name, it in named if isinstance(it, dict) and "default" in it}
@@ -155,7 +158,7 @@ def defaults_of(tool: Tool) -> dict[str, Any]:
 def same_arguments(
     one: str, other: str, defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> bool:
-    """Return whether two texts are equal, or JSON objects that are equal with defaults added."""
+    """Return True if the texts are equal, or are JSON objects that are equal with ``defaults``."""
     if one == other:
         return True
     left, right = json_object(one), json_object(other)
@@ -165,7 +168,7 @@ def same_arguments(
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are equal: 1 equals 1.0, but not true."""
+    """Return True if two JSON values are equal. 1 equals 1.0, but not true."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same_value(one[k], other[k]) for k in one)
     if isinstance(one, list) and isinstance(other, list):

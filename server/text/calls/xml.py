@@ -39,19 +39,20 @@ class ParameterValue:
     a closing tag, the value ends at the next parameter or at the end of the call."""
 
     def __init__(self, parameters: Container[str], tools: Container[str]) -> None:
-        """parameters: names of the called tool's parameters. tools: names of the offered tools."""
+        """``parameters`` are the names of the called tool's parameters. ``tools`` are the names of
+        all offered tools."""
         self.rest: str | None = None
-        """The text after the value; None while the value is open."""
+        """The text after the value. It is None while the value is open."""
         self._parameters = parameters
         self._tools = tools
         self._held = ""
         self._is_block: bool | None = None
-        """Whether the value begins on a line of its own; None before its first character."""
+        """True if the value begins on a line of its own. It is None before the first character."""
         self._has_sent = False
         self._searched = 0
         """Index in the held-back text at which the search for tags continues."""
         self._unclosed: tuple[int, int] | None = None
-        """Indices of the value's end and of the text after it, if no closing tag follows."""
+        """The index of the value's end and of the text after it, used if no closing tag follows."""
 
     def feed(self, text: str) -> str:
         """Take in text and return the part of the value that is certain now."""
@@ -64,7 +65,7 @@ class ParameterValue:
             return self._end_at(*end)
         if self._unclosed is not None:
             return ""
-        # Hold back the line break and indentation that may precede a tag, not a part of the value.
+        # Hold back a line break and indentation at the end, because they may belong to a tag.
         text = self._held[: self._searched].rstrip(" \t").removesuffix("\n")
         self._held = self._held[len(text) :]
         self._searched -= len(text)
@@ -72,7 +73,7 @@ class ParameterValue:
         return text
 
     def flush(self, *, cut: bool) -> str:
-        """Return the remaining text. cut: whether the answer was cut off, and the value with it."""
+        """Return the value's remaining text. ``cut`` is True if the answer was cut off."""
         end = self._find_end(final=True) or self._unclosed
         if end is None and cut:
             return self._held
@@ -83,7 +84,8 @@ class ParameterValue:
         return self._held[:end].removesuffix("\n")
 
     def _find_end(self, *, final: bool) -> tuple[int, int] | None:
-        """Return indices of the value's end and of the text after it; None if both are unknown."""
+        """Return the index of the value's end and of the text after it, or None if it has not
+        ended."""
         held = self._held
         for tag in TAG.finditer(held, self._searched):
             start = tag.start()
@@ -121,7 +123,7 @@ def _may_be_tag(text: str) -> bool:
 
 
 NAME = re.compile(r"[^<>\n]*")
-# Longer strings are sent as they stream in.
+# A longer string is sent as it streams in.
 MAX_HELD_CHARS = 128
 
 
@@ -135,15 +137,16 @@ class Stage(Enum):
 
 
 class XmlCall:
-    """Reads the text after an opening tag and writes the arguments as JSON, typed by the schema.
-    Long strings are sent as they stream in. Other values are sent at the call's end, because a
-    later value with the same name replaces them."""
+    """Reads a call from the text after an opening tag. Writes the arguments as JSON of the types in
+    the tool's schema. Long strings are sent as they stream in. Other values are sent at the call's
+    end, because a later value with the same name replaces them."""
 
     def __init__(
         self, index: int, new_id: Callable[[], str], tools: tuple[Tool, ...], opener: str
     ) -> None:
         self.rest: str | None = None
-        """The text after the call, as in ``HermesCall``."""
+        """The text after the call, or all text if it is no call. It is None while this is not
+        known."""
         self._index = index
         self._new_id = new_id
         self._offered = tools
@@ -162,7 +165,7 @@ class XmlCall:
         self._text = ""
         """The text of the open value that has not been sent yet."""
         self._is_sent = False
-        """Whether the open value is sent as it streams in."""
+        """True if the open value is sent as it streams in."""
 
     @property
     def started(self) -> bool:
@@ -174,7 +177,7 @@ class XmlCall:
 
     @property
     def closing(self) -> str:
-        """The text that closes a call after its arguments; "" if </function> is missing."""
+        """The text that closes a call after its arguments, or "" if ``</function>`` is missing."""
         return f"\n{CALL_CLOSE}" if self._is_closed else ""
 
     def feed(self, text: str) -> list[AnswerPiece]:
@@ -277,7 +280,7 @@ class XmlCall:
         return self._json(self._fields() + "}")
 
     def _fields(self) -> str:
-        """Return the unsent values as JSON fields."""
+        """Return the values that are not sent yet as JSON fields."""
         fields = ""
         for name, value in self._waiting.items():
             fields += self._key(name) + value
@@ -301,7 +304,7 @@ class XmlCall:
 
 
 def _named(text: str, opener: str) -> tuple[str, str | None] | None:
-    """Return the name in an opening tag, and the text after this tag or None while the tag is
+    """Return the name in an opening tag, and the text after the tag, which is None while the tag is
     unfinished. Return None if the text does not begin with such a tag."""
     if not text.startswith(opener):
         return ("", None) if opener.startswith(text) else None
