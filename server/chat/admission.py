@@ -1,4 +1,4 @@
-"""Refuse requests that the engine has no room for, and probe whether the engine still works."""
+"""Refuse requests that the engine has no room for, and test if the engine computes tokens."""
 
 import time
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ PROBE_POLL_S = 0.1
 
 
 async def generates(client: ServingEngine, timeout_s: float) -> bool:
-    """Return whether the engine computes tokens, tested by a short request ahead of all others."""
+    """Return True if the engine computes tokens. A short request ahead of all others tests this."""
     pooling = client.limits.embedding_size is not None
     params = SamplingParams(max_tokens=0 if pooling else 1, temperature=0.0)
     computed = _computed_tokens(client)
@@ -63,7 +63,8 @@ class Admission:
     drain: Drain
 
     def check_answers(self, tenant: bytes, choices: int = 1, prompts: int = 1) -> None:
-        """Raise ApiError (400, 429 or 503) if the engine has no room for these answers now."""
+        """Raise ApiError (400, 429 or 503) if the engine has no room for the answers to a
+        request."""
         if not self.client.alive:
             raise self.no_engine()
         if self.client.limits.embedding_size is not None:

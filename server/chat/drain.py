@@ -18,11 +18,11 @@ POLL_S = 0.02
 
 
 class Requests(Protocol):
-    """The engine's requests, as a shutdown sees them."""
+    """The part of the engine that a shutdown uses."""
 
     @property
     def alive(self) -> bool:
-        """Whether the engine still runs, so that requests can finish."""
+        """True while the engine runs, so that requests can finish."""
 
     def end_all(self, message: str) -> None:
         """End all requests with an error that has this message, and admit no more requests."""
@@ -38,7 +38,7 @@ class Drain:
         self._answering: set[asyncio.Task[object]] = set()
         self.answered = 0
         self.has_cut = False
-        """Whether ``finish`` has told the engine to end all requests that were left."""
+        """True after ``finish`` has ended all unfinished requests."""
 
     @property
     def draining(self) -> bool:
@@ -49,7 +49,8 @@ class Drain:
         return len(self._answering)
 
     def begin(self) -> None:
-        """Refuse new requests. A second call ends running requests. Safe in signal handlers."""
+        """Refuse new requests. A second call ends running requests. Signal handlers may call
+        this."""
         self._hurries = self.draining
         if self._began_at is None:
             self._began_at = self._clock()
@@ -62,7 +63,7 @@ class Drain:
         self.has_cut = True
         requests.end_all(SHUTTING_DOWN)
         await self._answered()
-        # The tasks that are left do not read their events, or have not reached the engine.
+        # The remaining tasks do not read their events, or have submitted no request to the engine.
         for task in self._answering:
             task.cancel()
         await self._answered()

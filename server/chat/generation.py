@@ -34,7 +34,7 @@ from server.text.tokenizer import Tokenizer
 
 
 class GenerationError(Exception):
-    """A request that a fault of the engine ended. Clients may read this error's message."""
+    """Raised if a fault of the engine ended a request. The message may be sent to the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Generation:
         self._recorder = prompt.new_recorder() if prompt.new_recorder is not None else None
         self._stop_token_ids = prompt.params.stop_token_ids
         self._held: list[TokenReport] = []
-        """Content tokens whose text is held back, as it may begin a stop string or a tag."""
+        """Content tokens whose text is held back, because it may begin a stop string or a tag."""
         self._calls = 0
         self._has_calls = False
         self._max_tokens = prompt.params.max_tokens
@@ -97,7 +97,8 @@ class Generation:
         self.finished = False
 
     def take(self, events: list[TokenEvent]) -> Delta:
-        """Return the new part of the answer. Raises GenerationError for a fault of the engine."""
+        """Take in events. Return the new part of the answer. Raises GenerationError for an error
+        event."""
         pieces: list[AnswerPiece] = []
         tokens: list[TokenReport] = []
         scored: tuple[TokenLogprobs | None, ...] = ()
@@ -140,7 +141,8 @@ class Generation:
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
     ) -> Delta:
-        """End the answer and return its last delta. finish: the engine's reason, or None."""
+        """End the answer and return its last delta. ``finish`` is None if the engine did not end
+        it."""
         self.finished = True
         self.stream.close()
         stopped = self._cut or finish is FinishReason.STOP
@@ -148,7 +150,7 @@ class Generation:
         reason = "stop" if stopped or self._cut else "length"
         calls = self._parser is not None and self._parser.ended_with_calls
         if self._stop.matched is not None:
-            calls = self._has_calls  # ignore calls after a stop string
+            calls = self._has_calls  # calls after a stop string do not count
         if reason == "stop" and calls:
             reason = "tool_calls"
         self._note(pieces)
@@ -162,7 +164,7 @@ class Generation:
 
     @property
     def _cut(self) -> bool:
-        """Whether a stop string or the last allowed call has ended the answer."""
+        """True if a stop string or the last allowed call has ended the answer."""
         done = self._parser is not None and self._parser.done
         return done or self._stop.matched is not None
 
@@ -190,7 +192,7 @@ class Generation:
         """Attach the tokens of held-back text to the first of the pieces made from this text."""
         if self._parser is not None and self._parser.calls > self._calls:
             self._calls = self._parser.calls
-            # The tokens in _held closed a call; only the last may also have text after the call.
+            # The tokens in _held belong to a call. Only the last may also have text after the call.
             self._held = self._held[-1:] if pieces else []
         if not pieces or not self._held:
             return pieces
@@ -236,8 +238,9 @@ class Choices:
         max_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Submit all prompts to the engine, or none if one fails. max_s: seconds of ``clock`` after
-        which running answers are cut off. Raises the errors of ``ServingEngine.submit_choices``."""
+        """Submit all prompts to the engine, or none if one fails. After ``max_s`` seconds of
+        ``clock``, running answers are cut off. Raises the errors of
+        ``ServingEngine.submit_choices``."""
         self._request_times = times or RequestTimes(Latencies(client.limits.max_model_len))
         self._clock = clock
         self._ends_at = clock() + max_s
@@ -281,10 +284,10 @@ class Choices:
         return all(generation.finished for generation in self._generations)
 
     async def steps(self, ping_s: float) -> AsyncIterator[list[Delta]]:
-        """Yield lists of new deltas, ordered by choice, until every choice has finished; yield an
-        empty list after ``ping_s`` seconds without a delta. After ``max_s`` seconds, cut off all
-        running choices. Leaving the iteration early aborts running choices. Raises GenerationError
-        for a fault of the engine."""
+        """Yield lists of new deltas, ordered by choice (answer), until every choice has finished.
+        Yield an empty list after ``ping_s`` seconds without a delta. After ``max_s`` seconds, cut
+        off all running choices. If the caller stops early, abort them. Raises GenerationError for
+        an error event."""
         try:
             while running := [choice for choice in self._generations if not choice.finished]:
                 left_s = self._ends_at - self._clock()
@@ -306,7 +309,7 @@ class Choices:
             self.close()
 
     def close(self) -> None:
-        """Abort running requests. Idempotent."""
+        """Abort the answers that are still running. Further calls do nothing."""
         for choice in self._generations:
             choice.stream.close()
             choice.times.end("aborted")
@@ -321,5 +324,5 @@ def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
 
 
 def choice_params(params: SamplingParams, choices: int) -> tuple[SamplingParams, ...]:
-    """Return each choice's parameters. Each choice's seed is one more than the seed before."""
+    """Return the parameters of each choice (answer). The choices' seeds are consecutive numbers."""
     return tuple(replace(params, seed=(params.seed + i) % NUM_SEEDS) for i in range(choices))

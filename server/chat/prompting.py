@@ -117,8 +117,8 @@ class ChatPrompts:
     written_calls: WrittenCalls
     reasoning_cache: ReasoningCache
     encoding: asyncio.Semaphore
-    """Held while a prompt is encoded. A request that has waited for this checks again that the
-    engine has room, so that a burst of requests does not encode prompts that would be refused."""
+    """Limits how many prompts are encoded at once. A request that has waited here checks again that
+    the engine has room, so that no prompt is encoded only to be refused."""
     limits: LimitsSection
 
     async def prompt(self, chat: ChatSpec, salt: PrefixSalt) -> Prompt:
@@ -177,7 +177,8 @@ class ChatPrompts:
             )
 
     async def count_tokens(self, conversation: Conversation, param: str, salt: PrefixSalt) -> int:
-        """Count a conversation's tokens, approximately if far too many to fit. Raises ApiError."""
+        """Count a conversation's tokens. The count is approximate if far too many. Raises
+        ApiError."""
         conversation, _ = self._check(conversation, param)
         async with self.encoding:
             known = await self._recall(conversation, salt)
@@ -264,7 +265,8 @@ class ChatPrompts:
 
 
 def _check_begun(conversation: Conversation, param: str) -> None:
-    """Raise ApiError if no prompt can end with the answer that the client has begun."""
+    """Raise ApiError if the last message is the only one, or has calls, and so cannot be
+    continued."""
     if not conversation.continues:
         return
     if len(conversation.turns) == 1:

@@ -46,11 +46,12 @@ class ResponseStore:
     """The newest responses. A tenant (API key) can read only its own responses."""
 
     def __init__(self, max_bytes: int) -> None:
-        """max_bytes: limit of all tenants' responses together; with 0, nothing is stored."""
+        """``max_bytes`` limits the responses of all tenants together. With 0, nothing is stored."""
         self._responses: Newest[tuple[bytes, str], tuple[bytes, list[str]]] = Newest(max_bytes)
-        """Each response as JSON, with the ids of its items, by tenant and response id."""
+        """Maps a tenant and a response id to the response as JSON and the ids of its items."""
         self._items: dict[tuple[bytes, str], tuple[str, bytes]] = {}
-        """Each item as JSON, after the id of its newest response, by tenant and item id."""
+        """Maps a tenant and an item id to the id of the item's newest response, and the item as
+        JSON."""
 
     def keep(self, tenant: bytes, stored: StoredResponse) -> None:
         """Store a response, and drop the least recently used ones to stay within the limit."""
@@ -92,8 +93,8 @@ class ResponseStore:
     def conversation(
         self, tenant: bytes, wire: ResponsesRequest, limits: LimitsSection, unsupported: Unsupported
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
-        """Return the items before the request, the request's items, and the conversation of both. A
-        last item that the answer continues is marked with ``prefix``. Raises ApiError."""
+        """Return the items before the request, the request's items, and the conversation of both.
+        If the answer continues the last item, this item's ``prefix`` is set. Raises ApiError."""
         history = self._history(tenant, wire.previous_response_id)
         placed = wire.items(partial(self.find_item, tenant), unsupported)
         before = [read_item(item) for item in history]

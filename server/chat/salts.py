@@ -16,7 +16,8 @@ class Salts:
         self._secret = secret
 
     def salt(self, key: str, cache_salt: str | None) -> PrefixSalt:
-        """Return a prompt's salt. key: the API key; requests without a key count as one tenant."""
+        """Return a prompt's salt. ``key`` is the API key. All requests without a key are one
+        tenant."""
         client = b"" if cache_salt is None else self._hashed(cache_salt)
         return PrefixSalt(self._hashed(key), client)
 
@@ -25,7 +26,7 @@ class Salts:
 
 
 def request_key(headers: Mapping[str, str]) -> str:
-    """Return the bearer token, else x-api-key, else "". headers: a mapping that ignores case."""
+    """Return the API key in a request's headers, or "". ``headers`` must ignore case."""
     return bearer_token(headers.get("authorization")) or headers.get("x-api-key", "").strip(OWS)
 
 

@@ -27,7 +27,7 @@ class ServedModel:
     """Sampling parameters of generation_config.json, for fields that a request omits."""
     stop_token_ids: frozenset[int]
     any_name: bool = False
-    """Whether every name is accepted, because a supervisor has already chosen the model by name."""
+    """True if every name is accepted, because a supervisor has already chosen the model."""
     facts: ModelFacts = NO_FACTS
     """Facts about the model's files, for people and programs that choose a model."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -37,7 +37,7 @@ class ServedModel:
         return self.names[0]
 
     def is_called(self, name: str) -> bool:
-        """Return whether a client's name means this model. Trailing slashes and Ollama's default
+        """Return True if a client's name means this model. Trailing slashes and Ollama's default
         tag are ignored. Organisations are compared only if both names have one: ``name`` matches
         ``org/name``, but ``mine/name`` does not match ``yours/name``."""
         if self.any_name:
@@ -102,7 +102,8 @@ class PromptRules:
         *,
         least: int = 1,
     ) -> SamplingParams:
-        """Return the engine's parameters. param, least: see ``answer_length``. Raises ApiError."""
+        """Return a request's sampling parameters. For ``param`` and ``least``, see
+        ``answer_length``."""
         return fields.sampling_params(
             max_tokens=answer_length(
                 max_tokens, prompt_tokens, self.max_model_len, param, least=least
@@ -117,8 +118,8 @@ class PromptRules:
 def answer_length(
     wanted: int | None, prompt_tokens: int, max_model_len: int, param: str, *, least: int = 1
 ) -> int:
-    """Return the answer's maximum number of tokens. wanted: the requested maximum; None and -1 mean
-    all that fit. param: the field's name for errors. Raises ApiError if ``wanted`` < ``least``."""
+    """Return the answer's maximum number of tokens. ``wanted`` is the requested maximum. None and
+    -1 mean all tokens that fit. Raises ApiError for field ``param`` if ``wanted`` < ``least``."""
     room = max_model_len - prompt_tokens
     if wanted is None or wanted == -1:
         return room
