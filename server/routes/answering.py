@@ -27,7 +27,7 @@ CLIENT_CLOSED_REQUEST = 499
 DONE = b"data: [DONE]\n\n"
 SIGN_OF_LIFE = b": waiting\n\n"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-# Number of list entries to encode at once: of numbers and texts, and of lists and objects.
+# The number of list members to encode at once: numbers and texts, or lists and objects.
 PLAIN_VALUES, CONTAINERS = 4096, 16
 PIECE_BYTES = 65536
 
@@ -41,7 +41,7 @@ class Answering:
     admission: Admission
     config: Config
     clock: Callable[[], float]
-    """Clock in seconds, for the time limit of a request."""
+    """Returns the time in seconds, for the time limit of requests."""
 
     async def respond(
         self, request: Request, answer: Answer, *prompts: Prompt, stream: bool | None
@@ -62,7 +62,7 @@ class Answering:
         return await json_response(json_pieces(whole))
 
     def start(self, *prompts: Prompt, times: RequestTimes | None = None) -> Choices:
-        """Submit prompts that PromptRules has accepted. Raises ApiError: 429 or 503."""
+        """Submit prompts that PromptRules has accepted. Raises ApiError (429 or 503)."""
         try:
             return Choices(
                 self.client,
@@ -104,7 +104,7 @@ async def _client_left(request: Request) -> None:
 
 
 def event(data: dict[str, Any], *, named: bool = False) -> bytes:
-    """Return a server-sent event. named: add the object's type as the event's name."""
+    """Return a server-sent event. ``named`` adds the object's type as the event's name."""
     return _event_head(data, named) + to_json(data) + b"\n\n"
 
 
@@ -113,7 +113,7 @@ def _event_head(data: dict[str, Any], named: bool) -> bytes:
 
 
 class EventFraming:
-    """Writes server-sent events. named: whether events have names; if not, the last is [DONE]."""
+    """Writes server-sent events, which have names or end with the event [DONE]."""
 
     media_type: ClassVar[str] = "text/event-stream"
 
@@ -151,7 +151,7 @@ class LineFraming:
         yield b"\n"
 
     def sign_of_life(self, answer: Answer) -> bytes:
-        """Return the first chunks again, which clients ignore, to send when nothing is new."""
+        """Return chunks that clients ignore, the first ones again, to send when nothing is new."""
         return b"".join(map(self.written, answer.first_chunks()))
 
 
@@ -199,7 +199,7 @@ async def _written(
             if choices.finished:
                 last = objects  # Sent in one write with the end of the stream.
                 continue
-            # A step without output counts as silence.
+            # A step may make deltas without output, so the time since the last write counts.
             is_silent = not deltas or time.monotonic() - newest >= ping_s
             if out := objects or (framing.sign_of_life(answer) if is_silent else b""):
                 yield out
@@ -257,7 +257,7 @@ async def json_response(pieces: Iterator[bytes]) -> Response:
 
 
 def _is_long(value: Any) -> bool:
-    """Return whether a value contains a list that is too long for one piece."""
+    """Return True if a value contains a list that is too long for one piece."""
     if isinstance(value, dict):
         return any(map(_is_long, value.values()))
     if not isinstance(value, list) or not value:

@@ -100,7 +100,7 @@ def _add_completion_routes(router: APIRouter, service: Service) -> None:
 
 
 async def _all_encoded(service: Service, wire: CompletionRequest) -> list[EncodedText]:
-    """Encode all prompts. Raises ApiError like ``_encoded``, or for too many tokens in total."""
+    """Encode all prompts. Raises ApiError for an invalid prompt or too many tokens in total."""
     encoded: list[EncodedText] = []
     total, limit = 0, service.rules.max_total_tokens
     for number, prompt in enumerate(wire.prompts):
@@ -114,7 +114,7 @@ async def _all_encoded(service: Service, wire: CompletionRequest) -> list[Encode
 async def encoded_text(
     service: Service, text: str, place: str, *, offsets: bool = False
 ) -> EncodedText:
-    """Encode a prompt. place: the prompt's name in errors. Raises ApiError for too many tokens."""
+    """Encode a prompt. ``place`` is its name in errors. Raises ApiError for too many tokens."""
     limit = service.rules.max_model_len
     try:
         async with service.encoding:
@@ -126,7 +126,8 @@ async def encoded_text(
 async def _encoded(
     service: Service, wire: CompletionRequest, prompt: PromptText, place: str
 ) -> EncodedText:
-    """Encode a prompt. The result has the text only if it is echoed. Raises ApiError."""
+    """Encode a prompt. Token ids are decoded only if the answer echoes the text. Raises
+    ApiError."""
     rules = service.rules
     if isinstance(prompt, str):
         encoded = await encoded_text(service, prompt, place, offsets=bool(wire.echo))

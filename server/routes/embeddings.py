@@ -46,7 +46,8 @@ def add_routes(router: APIRouter, service: Service) -> None:
 async def vectors_of(
     service: Service, request: Request, wire: EmbeddingRequest
 ) -> tuple[Vectors, int] | None:
-    """Return vectors and the number of input tokens; None if the client left. Raises ApiError."""
+    """Return vectors and the number of input tokens, or None if the client left. Raises
+    ApiError."""
     salt = service.reader.salt(request, wire.cache_salt)
     service.admission.check_vectors(salt.tenant, wire.dimensions)
     inputs = await _inputs(service, wire)
@@ -58,7 +59,7 @@ async def vectors_of(
 
 
 async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
-    """Encode every input. Raises ApiError for an input that never fits."""
+    """Encode every input. Raises ApiError for an input without tokens, too long or invalid."""
     rules = service.rules
     limit, total = rules.max_model_len, rules.max_total_tokens
     texts = [one for one in wire.inputs if isinstance(one, str)]
@@ -85,8 +86,8 @@ async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
 async def _vectors(
     service: Service, inputs: Inputs, salt: PrefixSalt, priority: int, times: RequestTimes
 ) -> Vectors:
-    """Return one vector per input. If one fails or the caller cancels, abort all inputs.
-    Raises ApiError: 500 or 503, such as 503 after the request's time limit."""
+    """Return one vector per input. If an input fails or the caller cancels, abort all inputs.
+    Raises ApiError (500 or 503), also if the request's time is over."""
     ends_at = service.clock() + service.config.limits.max_request_s
     window = asyncio.Semaphore(WINDOW * service.client.limits.max_num_seqs)
 

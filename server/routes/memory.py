@@ -18,7 +18,7 @@ ENGINE_WAIT_S = 1.0
 
 
 class MemoryMapCache:
-    """The newest memory map as JSON. To be used only on the event loop's thread."""
+    """Keeps the newest memory map as JSON. Only the event loop's thread may use this object."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class MemoryMapCache:
         wait_s: float = ENGINE_WAIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """wait_s: maximum time to wait for a new map."""
+        """``wait_s`` is the maximum time that ``get`` waits for a new map."""
         self._client = client
         self._wait_s = wait_s
         self._clock = clock

@@ -47,7 +47,8 @@ def add_routes(router: APIRouter, service: Service) -> None:
 
 
 def models_answer(request: Request, entries: Sequence[Json]) -> Json:
-    """Return a list of models in the form of the client's API, which ``entries`` already have."""
+    """Return a list of models in the form of the client's API. ``entries`` have this form
+    already."""
     if speaks_anthropic(request.scope):
         first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
         return {"data": entries, "has_more": False, "first_id": first, "last_id": last}
@@ -55,7 +56,8 @@ def models_answer(request: Request, entries: Sequence[Json]) -> Json:
 
 
 def listed(name: str, created: int, max_model_len: int | None) -> Json:
-    """Return OpenAI's object of a model. created: Unix time. max_model_len: context, if known."""
+    """Return a model as OpenAI's object. ``created`` is a Unix time. ``max_model_len`` may be
+    unknown."""
     return {
         "id": name,
         "object": "model",
@@ -67,7 +69,7 @@ def listed(name: str, created: int, max_model_len: int | None) -> Json:
 
 
 def anthropic_model(name: str, created: int, max_model_len: int | None) -> Json:
-    """Return Anthropic's object of a model. The parameters are those of ``listed``."""
+    """Return a model as Anthropic's object. The parameters are those of ``listed``."""
     return {
         "type": "model",
         "id": name,

@@ -79,7 +79,7 @@ def add_list_routes(
     loaded_infos: Callable[[], Awaitable[list[ModelInfo]]],
     info_for: Callable[[Request], Awaitable[ModelInfo]],
 ) -> None:
-    """Add /api/version, tags, ps and show. info_for: finds the model that a ShowRequest names."""
+    """Add /api/version, tags, ps and show. ``info_for`` finds the model that a request names."""
 
     async def version() -> dict[str, Any]:
         return version_answer()
@@ -128,7 +128,8 @@ def _add_answers(router: APIRouter, service: Service) -> None:
         return salt
 
     def loaded(wire: AnswerFields, answer: OllamaAnswer) -> Response:
-        """Answer a request that only loads the model, which is loaded while the engine runs."""
+        """Answer a request that only loads the model, which is always loaded while the engine
+        runs."""
         if not service.client.alive:
             raise service.admission.no_engine()
         return JSONResponse(answer.nothing(unloads=wire.unloads))

@@ -39,8 +39,8 @@ ERRORS: Json = {
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Return whether a request is for Anthropic's API. The path decides, or, if
-    OpenAI's API has the path, too, the header that Anthropic's clients always send."""
+    """Return True if a request is for Anthropic's API. The path decides. For a path that OpenAI's
+    API also has, the header that Anthropic's clients always send decides."""
     path: str = scope["path"]
     if path.startswith(SHARED_PATHS):
         return ANTHROPIC_HEADER in Headers(scope=scope)

@@ -1,6 +1,6 @@
-"""GET and HEAD / and /page/{name}: the web page for browsers; other clients get a text at /. All
-files are read at the start, and a request's name is only looked up: it never becomes a path.
-``vendor`` holds libraries of the page, in folders named with versions."""
+"""GET and HEAD / and /page/{name}: the web page for browsers. Other clients get a text at /. All
+files are read at the start. A name in a request is looked up and never becomes a path. ``vendor``
+holds libraries of the page, in folders named with versions."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -25,7 +25,7 @@ KINDS = {
     ".txt": "text/plain; charset=utf-8",
 }
 VENDORED = "vendor/"
-# Added to the headers of every answer. Only DOMPurify may turn text into markup.
+# Headers of every file. The policy allows only DOMPurify to turn text into markup.
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -94,7 +94,7 @@ def read_page() -> dict[str, PageFile]:
 
 
 def wants_html(accept: str) -> bool:
-    """Return whether an Accept header names HTML, as browsers do. ``*/*`` does not count."""
+    """Return True if an Accept header names HTML, as browsers do. ``*/*`` does not count."""
     for part in accept.lower().split(","):
         kind, *parameters = (piece.strip() for piece in part.split(";"))
         if kind == "text/html":

@@ -23,7 +23,7 @@ JSON_TYPE = re.compile(r"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNOR
 
 
 class Body(Protocol):
-    """The class of a request's JSON body. ``model`` is None for the only served model."""
+    """A request's JSON body. ``model`` is None if the request names no model."""
 
     @property
     def model(self) -> str | None: ...
@@ -33,11 +33,11 @@ class Body(Protocol):
         """Parse JSON. Raises pydantic.ValidationError."""
 
     def check(self, limits: LimitsSection) -> None:
-        """Check the values. Raises ApiError that names the parameter."""
+        """Raise ApiError, which names the parameter, if a value is invalid."""
 
 
 class ConversationBody(Protocol):
-    """The class of a JSON body with a conversation."""
+    """A JSON body with a conversation."""
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
         """Return the conversation in the form that all APIs share. Raises ApiError."""
@@ -95,7 +95,8 @@ class RequestReader:
         return body
 
     def salt(self, request: Request, cache_salt: str | None = None) -> PrefixSalt:
-        """Return the salt of the request's prompts in the prefix cache. cache_salt: of the body."""
+        """Return the salt of the request's prompts. ``cache_salt`` is the field of the request's
+        body."""
         return self.salts.salt(request_key(request.headers), cache_salt)
 
     def conversation(self, request: Request, body: ConversationBody, api: Api) -> Conversation:
@@ -103,7 +104,8 @@ class RequestReader:
         return body.conversation(config.limits, self.unsupported(request, api))
 
     def unsupported(self, request: Request, api: Api) -> Unsupported:
-        """Return the object that treats images and files, and whose counts headers and log show."""
+        """Return a new object that handles images and files. Response headers and log show its
+        counts."""
         unsupported = Unsupported(getattr(self.config.images, api), f"images.{api}", api)
         request.state.unsupported = unsupported
         return unsupported

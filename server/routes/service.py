@@ -39,7 +39,7 @@ class ReplicaFigures:
     running: int = 0
     waiting: int = 0
     capacity: int = 0
-    """Maximum number of running and waiting requests together."""
+    """The maximum number of running and waiting requests together."""
     free_blocks: int = 0
     cached_blocks: int = 0
     """KV cache blocks kept for later prompts, and evicted if sequences need their memory."""
