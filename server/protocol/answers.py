@@ -53,7 +53,7 @@ class ResponseMetadata:
 
 
 def advised_answer_tokens(context: int) -> int:
-    """Return the advised maximum of an answer's tokens. context: maximum of prompt and answer."""
+    """Return the advised maximum of an answer's tokens for a context length in tokens."""
     return min(context // ANSWER_PART, MAX_ANSWER_TOKENS)
 
 
@@ -72,7 +72,7 @@ def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list
 
 
 def usage_object(usage: Usage, cache_report: bool) -> Json:
-    """Return token counts as JSON. cache_report: whether to add the result of ``cache_miss``."""
+    """Return token counts as JSON. ``cache_report`` adds the result of ``cache_miss``."""
     details: Json = {"cached_tokens": usage.prefix.cached_tokens if usage.prefix else 0}
     if cache_report:
         details["cache_miss"] = cache_miss(usage.prefix)
@@ -86,13 +86,13 @@ def usage_object(usage: Usage, cache_report: bool) -> Json:
 
 
 def written_tokens(usage: Usage) -> int:
-    """Return how many prompt tokens the request added to the prefix cache, or 0 if unknown."""
+    """Return the number of prompt tokens that the request added to the prefix cache."""
     cached = usage.prefix.cached_tokens if usage.prefix else usage.kept_tokens
     return max(0, usage.kept_tokens - cached)
 
 
 def cache_miss(prefix: PrefixReport | None) -> Json | None:
-    """Return the token at which the prefix cache missed, and why. Return None if nothing missed."""
+    """Return the token at which the prefix cache missed, and the reason, or None without a miss."""
     if prefix is None or prefix.miss is None:
         return None
     return {"left_at": prefix.left_at, "reason": prefix.miss.value}

@@ -32,14 +32,14 @@ from server.text.json_object import MAX_VALUES, has_many_values, outside_texts
 # The nesting limit of pydantic-core's JSON reader (jiter).
 MAX_DEPTH = 200
 MAX_BODY_VALUES = 32_768
-# Replaces MAX_BODY_VALUES for routes that take token ids.
+# Routes that take token ids have this limit instead of MAX_BODY_VALUES.
 MAX_BODY_TOKEN_IDS = 327_680
 MAX_TOKENIZE_BYTES = 512 * 1024
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
-# A body is scanned in pieces: a scan blocks other tasks, for some milliseconds per piece.
+# A body is scanned in pieces of this size, because the scan of a piece blocks other tasks.
 PIECE_BYTES = 65536
 
 
@@ -58,7 +58,7 @@ class BodyLimits:
         """Raise ApiError for a body above the limits. Let other tasks run between pieces."""
         if len(body) > self.max_bytes:
             raise body_too_large(self.max_bytes)
-        # Short bodies cannot exceed the limits: a list takes two characters and a comma.
+        # A short body cannot exceed the limits, because a value and a comma take two characters.
         if len(body) <= 2 * min(self.max_values, self.max_containers):
             return
         values, containers, names, in_text = 1, 0, 0, False
@@ -123,8 +123,8 @@ def new_request_id() -> str:
 
 
 def bind_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the request's id: the header x-request-id if it is valid, else a new id. All log lines
-    of the request will carry the id."""
+    """Return the request's id, which all log lines of the request will contain. The id is the
+    header x-request-id if that is valid, and else new."""
     given = [value.decode("latin-1") for name, value in headers if name.lower() == HEADER.encode()]
     taken = len(given) == 1 and CLIENTS_IDS.fullmatch(given[0])
     request_id = given[0] if taken else new_request_id()
@@ -182,8 +182,8 @@ TokenIds = Annotated[ListOf[TokenId], BeforeValidator(_whole_list)]
 
 
 def _kind_of_input(value: Any) -> str | None:
-    """Return the tag of an input's type in TextsOrIds. Only the first element decides: validation
-    of all types is slow. Tags begin with capitals; ``_place`` omits such names from errors."""
+    """Return the tag that selects a type in TextsOrIds. Only the first element decides, because a
+    trial of all types is slow. Tags begin with capitals, so that errors omit the tags."""
     if isinstance(value, str):
         return "Text"
     if not isinstance(value, list):
@@ -229,12 +229,12 @@ TextsOrIds = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """A response's number of choices, and whether to report token counts and cache misses."""
+    """The number of choices (answers) in a response, and the reports that ``usage`` contains."""
 
     choices: int = 1
     include_usage: bool = False
     cache_report: bool = False
-    """Whether ``usage`` says why the prefix cache did not have the rest of the prompt."""
+    """True if ``usage`` says why the prefix cache had only a part of the prompt."""
 
 
 class WireModel(BaseModel):
@@ -258,7 +258,8 @@ class FieldsChecked(WireModel):
     refused_fields: ClassVar[RefusedFields] = ()
 
     def check(self, limits: LimitsSection) -> None:  # noqa: ARG002
-        """Check what type annotations cannot express. Raises ApiError that names the parameter."""
+        """Raise ApiError, which names the parameter, for a value that has the right type but is
+        wrong."""
         check_refused(self.refused_fields, self.model_extra or {})
 
 
@@ -279,9 +280,9 @@ class SamplingFields(SharedSampling):
     A field that is null counts as missing."""
 
     stop_param: ClassVar[str] = "stop"
-    """The name of the field with the stop strings, for errors."""
+    """The name of the field with the stop strings, for error messages."""
     stops_factor: ClassVar[int] = 1
-    """Factor on the setting ``max_stop_strings``, which is the limit for OpenAI's APIs."""
+    """The limit of stop strings is this factor times the setting ``max_stop_strings``."""
 
     model: str | None = None
     stream: bool | None = None
@@ -293,7 +294,7 @@ class SamplingFields(SharedSampling):
     cache_salt: CacheSalt | None = None
     """Requests share cached prompts only if their salts are equal."""
     cache_report: bool | None = None
-    """Whether ``usage`` says why the prefix cache did not have the rest of the prompt."""
+    """True if ``usage`` must say why the prefix cache had only a part of the prompt."""
     min_tokens: Whole | None = Field(default=None, ge=0, le=2**31 - 1)
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
@@ -342,8 +343,9 @@ class SamplingFields(SharedSampling):
         defaults: dict[str, Any],
         stop_token_ids: frozenset[int],
     ) -> SamplingParams:
-        """Return the engine's parameters. defaults: generation_config.json's. stop_token_ids: the
-        model's end tokens. Raises ApiError for an unknown token id, or a too large min_tokens."""
+        """Return the engine's parameters. ``defaults`` are from generation_config.json.
+        ``stop_token_ids`` are the model's end tokens. Raises ApiError for an unknown token id or a
+        too large min_tokens."""
 
         def chosen(field: str, otherwise: float) -> float:
             value = getattr(self, field)
@@ -479,8 +481,8 @@ class StructureFields(WireModel):
     guided_grammar: str | None = None
 
     def output_format(self, own: OutputFormat | None = None) -> OutputFormat | None:
-        """Return the format that the answer must have, or None for any text. own: the format that
-        the endpoint's own field sets. Raises ApiError if two fields set a format."""
+        """Return the format that the answer must have, or None for any text. ``own`` is the format
+        in the endpoint's own field. Raises ApiError if two fields set a format."""
         formats = [*([own] if own else []), *self._response_format(), *self._other_formats()]
         if len(formats) > 1:
             raise invalid(

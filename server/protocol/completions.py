@@ -61,18 +61,18 @@ class CompletionRequest(OpenAISamplingFields):
         return len(self.prompts)
 
     def place(self, number: int) -> str:
-        """Return the name of a prompt in errors. number: the prompt's index."""
+        """Return the name of the prompt with this index, for error messages."""
         return "prompt" if len(self.prompts) == 1 else f"prompt[{number}]"
 
     @property
     def asked_length(self) -> int:
-        """The answer's maximum number of tokens, by default OpenAI's."""
+        """The answer's maximum number of tokens. The default is OpenAI's."""
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def prompt_logprobs(self) -> int | None:
-        """Number of alternatives to report per prompt token, or None to report nothing. The number
-        is 0 if the request only echoes the prompt: the engine must compute the prompt anyway."""
+        """The number of alternatives to report per prompt token, or None to report nothing. It is 0
+        if the request only echoes the prompt, because the engine must compute the prompt anyway."""
         if not self.echo:
             return None
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
@@ -88,7 +88,7 @@ class Echo:
 
     prompts: tuple[EncodedText, ...]
     logprobs: bool
-    """Whether to report the log-probabilities of the prompts' tokens."""
+    """True if the log-probabilities of the prompts' tokens must be reported."""
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class _TextChoice:
     """The parts received so far of one choice, which is one of several answers to a prompt."""
 
     begun: bool = False
-    """Whether the prompt has been echoed."""
+    """True if the prompt has been echoed."""
     text: str = ""
     logprobs: Json | None = None
     finish: str | None = None
@@ -105,7 +105,7 @@ class _TextChoice:
 
 @dataclass(slots=True)
 class TextAnswer:
-    """Text completions, streamed or whole: ``response_options.choices`` for each prompt."""
+    """Text completions, streamed or whole. Each prompt has ``response_options.choices`` answers."""
 
     stream_form: ClassVar[StreamForm] = StreamForm.EVENTS
 
@@ -171,7 +171,8 @@ class TextAnswer:
         return {"token_ids": ids} | ({"prompt_token_ids": prompt} if with_prompt else {})
 
     def _grow(self, delta: Delta) -> tuple[str, Json | None]:
-        """Return a delta's text and log-probabilities; at first with those of an echoed prompt."""
+        """Return a delta's text and log-probabilities. A choice's first delta adds the echoed
+        prompt."""
         text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
         choice = self._choices[delta.index]
@@ -203,7 +204,8 @@ class TextAnswer:
         }
 
     def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """Return log-probabilities by token text. Of tokens with one text the likeliest counts."""
+        """Return log-probabilities by token text. Of tokens with the same text, the likeliest
+        counts."""
         best: dict[str, float] = {}
         for token, value in (*logprobs.top, (token_id, logprobs.logprob)):
             best.setdefault(self._text_of(token), value)

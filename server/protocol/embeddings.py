@@ -55,7 +55,7 @@ class EmbeddingRequest(FieldsChecked):
         return [self.input] if isinstance(first, int) else self.input  # type: ignore[return-value]
 
     def name_of(self, number: int) -> str:
-        """Return the name of an input in errors. number: the input's index."""
+        """Return the name of the input with this index, for error messages."""
         whole = isinstance(self.input, str) or self.inputs is not self.input
         return "input" if whole else f"input[{number}]"
 
@@ -72,7 +72,7 @@ def shorten(vectors: Vectors, dimensions: int | None) -> Vectors:
 def embedding_pieces(
     vectors: Vectors, encoding_format: str | None, model: str, tokens: int
 ) -> Iterator[bytes]:
-    """Yield the answer as JSON, one vector at a time. tokens: total number of input tokens."""
+    """Yield the answer as JSON, one vector at a time. ``tokens`` is the number of input tokens."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     entries = (
         {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding_format)}
@@ -82,7 +82,8 @@ def embedding_pieces(
 
 
 def list_pieces(head: dict[str, Any], name: str, entries: Iterable[Any]) -> Iterator[bytes]:
-    """Yield a JSON object in pieces: the fields of ``head``, and a list field ``name``."""
+    """Yield a JSON object in pieces. It has the fields of ``head`` and a list ``name`` of
+    entries."""
     yield to_json(head)[:-1] + b',"%s":[' % name.encode()
     for index, entry in enumerate(entries):
         yield (b"," if index else b"") + to_json(entry)

@@ -31,13 +31,14 @@ def refused(name: str, remedy: str, *harmless: Any) -> RefusedField:
 
 
 def overridden(fields: RefusedFields, *own: RefusedField) -> RefusedFields:
-    """Return the fields, where an endpoint's own field replaces the field with its name."""
+    """Return ``fields`` and an endpoint's ``own`` fields, which replace fields of the same
+    names."""
     names = {field.name for field in own}
     return (*own, *(field for field in fields if field.name not in names))
 
 
 def check_refused(fields: RefusedFields, given: dict[str, Any]) -> None:
-    """Raise ApiError (400) for the first refused field that is set. given: all unknown fields."""
+    """Raise ApiError (400) for the first refused field that is set in ``given``."""
     for field in fields:
         if not field.is_harmless(given.get(field.name)):
             raise invalid(f"{field.name} is not supported: {field.remedy}.", field.name)

@@ -14,7 +14,7 @@ Api = Literal["chat", "responses", "messages", "ollama"]
 IMAGES = frozenset({"image", "image_url", "input_image"})
 FILES = frozenset({"document", "file", "input_file"})
 AUDIO = frozenset({"audio", "input_audio"})
-# APIs of agents, which cannot remove unsupported parts from their histories: parts are omitted.
+# Agents use these APIs. Their histories keep unsupported parts, so such parts are omitted.
 AGENTS: frozenset[Api] = frozenset({"messages", "responses"})
 # The log names at most MAX_KINDS unknown types of parts, and only types that KIND matches.
 MAX_KINDS, KIND, UNKNOWN = 16, re.compile(r"[a-z0-9_]{1,64}"), "unknown"
@@ -24,11 +24,11 @@ class Unsupported:
     """Replaces or refuses the content of one request that is not text, and counts such content."""
 
     def __init__(self, rule: UnseenRule, setting: str, api: Api = "chat") -> None:
-        """rule: how to treat images and files. setting: name of the rule's setting, for errors."""
+        """``rule`` says how to treat images and files. ``setting`` is the name of this setting."""
         self.count = 0
-        """Number of images and files replaced by a note."""
+        """The number of images and files that a note has replaced."""
         self.left_out = Counter[str]()
-        """Number of parts of messages omitted without a note, by type."""
+        """The number of parts of messages that were omitted without a note, by type."""
         self._rule = rule
         self._setting = setting
         self._leaves_out = api in AGENTS

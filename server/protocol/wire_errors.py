@@ -22,7 +22,7 @@ REPLICAS_FULL = "all replicas are full"
 
 
 class ApiError(Exception):
-    """A response with an error."""
+    """An error that becomes the response to a request."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def check_count(count: int, max_count: int, what: str, param: str | None = None) -> None:
-    """Raise ApiError (400) if the count exceeds the maximum. what: plural noun of the things
-    counted, which is also the default of ``param``."""
+    """Raise ApiError (400) if the count exceeds the maximum. ``what`` is the plural noun of the
+    counted things, and the default of ``param``."""
     if count > max_count:
         raise invalid(f"There are {count} {what}; at most {max_count} are read.", param or what)
 
@@ -88,7 +88,8 @@ class ContextOverflowError(ApiError):
     def __init__(
         self, tokens: int | None, max_model_len: int, param: str, reason: str = ""
     ) -> None:
-        """tokens: the prompt's length, if known. reason: sentence on why the prompt is so long."""
+        """``tokens`` is the prompt's length, if known. ``reason`` is a sentence that explains
+        it."""
         self.tokens = tokens
         self.max_model_len = max_model_len
         had = "more tokens than that" if tokens is None else f"{tokens} tokens"
@@ -209,7 +210,7 @@ def shutting_down() -> ApiError:
 
 def generation_failed(reason: str, what: str = "Generation") -> ApiError:
     """Return the error for an engine's reason: 500 for a fault, 400 if the answer's format has
-    reached its limits, 503 if the server shuts down or a replica is lost."""
+    reached its limits, 503 if the server shuts down or replicas are lost or full."""
     if reason == SHUTTING_DOWN:
         return shutting_down()
     if reason in (REPLICA_LOST, REPLICAS_FULL):
@@ -232,7 +233,7 @@ def internal_error(message: str = "The server failed to answer.") -> ApiError:
 
 
 def from_validation(error: ValidationError, body: bytes = b"") -> ApiError:
-    """Make the 400 for an invalid parameter. body: the input, which the error never quotes."""
+    """Make the 400 for an invalid parameter. The error never quotes the request's ``body``."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     first = problems[0]
     if first["type"] == "json_invalid":
@@ -246,10 +247,11 @@ def from_validation(error: ValidationError, body: bytes = b"") -> ApiError:
 
 
 def _half_a_character(body: bytes) -> ApiError | None:
-    """Make the 400 that names the parameter with half of a surrogate pair, if there is one.
+    """Make the 400 for a text with half of a surrogate pair, or return None if there is no such
+    text.
 
     JSON allows such text (RFC 8259, section 8.2), Unicode does not. pydantic's reader rejects it
-    without naming the place."""
+    without naming the parameter."""
     try:
         root = json.loads(body)
     except (ValueError, RecursionError):

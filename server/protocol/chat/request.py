@@ -41,8 +41,8 @@ class ContinuationFields(WireModel):
     add_generation_prompt: bool | None = None
 
     def continues(self, last: Turn, *, marked: bool, needs_prompt: bool = True) -> bool:
-        """Return whether the answer continues the last message. marked: whether the message has
-        ``prefix``. needs_prompt: whether the model will answer. Raises ApiError if fields clash."""
+        """Return True if the answer continues the last message. ``marked`` means that the message
+        has ``prefix``. ``needs_prompt`` means that the model must answer. Raises ApiError."""
         if not (marked or self.continue_final_message):
             if needs_prompt and self.add_generation_prompt is False:
                 raise invalid(
@@ -96,7 +96,7 @@ class ContentPart(WireModel):
 
 
 def content_text(content: str | Sequence[ContentPart], place: str, unsupported: Unsupported) -> str:
-    """Return content as one text. place: name of the content's field in errors. Raises ApiError."""
+    """Return content as one text. ``place`` names the content in errors. Raises ApiError."""
     if isinstance(content, str):
         return content
     texts = []
@@ -112,7 +112,8 @@ class CalledFunction(WireModel):
     arguments: str | dict[str, Any] | None = None
 
     def to_call(self, call_id: str) -> ToolCall:
-        """Return a ToolCall with arguments as JSON text. Some clients send an object instead."""
+        """Return a ToolCall with the arguments as JSON text. Some clients send them as an
+        object."""
         arguments = self.arguments or ""
         if isinstance(arguments, dict):
             arguments = json.dumps(arguments, ensure_ascii=False)
@@ -146,10 +147,9 @@ class Message(WireModel):
     function_call: CalledFunction | None = None
     audio: AudioReference | None = None
     prefix: bool | None = None
-    """Whether the answer continues this message, which must be the last one."""
+    """True if the answer continues this message, which must be the last message."""
 
     def turn(self, place: str, unsupported: Unsupported) -> Turn:
-        """Return the message as a Turn. place: the message's name in errors. Raises ApiError."""
         if self.audio is not None:
             raise invalid("Audio is not supported: this model reads text.", f"{place}.audio")
         return Turn(
@@ -182,7 +182,7 @@ class Message(WireModel):
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Budget = Annotated[Whole, Field(ge=0, le=2**31 - 1)]
-# The maximum of reasoning tokens for each effort. From "high" on, reasoning has no own maximum.
+# The maximum number of reasoning tokens for each effort. Efforts from "high" on have no maximum.
 EFFORT_TOKENS: dict[Effort, int] = {"minimal": 512, "low": 2048, "medium": 8192}
 
 
@@ -243,7 +243,8 @@ class ThinkingFields(WireModel):
 def thinking(
     effort: Effort | None, *, enabled: bool | None = None, budget: int | None = None
 ) -> Thinking:
-    """Return the settings for an effort. enabled, budget: values that override the effort's."""
+    """Return the reasoning settings for an effort. ``enabled`` and ``budget`` override the
+    effort."""
     if effort is not None:
         enabled = effort != "none" if enabled is None else enabled
         if effort != "none":
@@ -280,7 +281,6 @@ class ChatRequest(
         return self.max_tokens, "max_tokens"
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
-        """Return the conversation to answer. Raises ApiError that names an invalid field."""
         conversation = read_conversation(
             self.messages, self.tools, self.tool_choice, limits, unsupported
         )

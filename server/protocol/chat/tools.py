@@ -12,7 +12,7 @@ from server.text.calls.tool_format import TOOL_NAME
 from server.text.conversation import Tool, ToolChoice
 
 PlacedTool = tuple[Tool, str]
-"""A tool, and the name of the tool's field in errors."""
+"""A tool, and the name of the tool's field for error messages."""
 MAX_TOOLS = 256
 
 
@@ -46,7 +46,7 @@ class NamedTool(WireModel):
 
     def meant(self, tools: Sequence[Tool], place: str) -> frozenset[str]:
         """Return the names of the chosen tools: one function, or all functions of a namespace.
-        place: the name of the choice's field in errors. Raises ApiError."""
+        Raises ApiError, in which ``place`` names the choice."""
         name = self.name if self.function is None else self.function.name
         if self.type not in ("function", "namespace", None) or name is None:
             raise invalid("Only functions can be chosen, by their name.", place)
@@ -107,8 +107,9 @@ def _read(tool: WireTool, place: str) -> tuple[Tool, str]:
 def with_loaded(
     tools: Iterable[PlacedTool], loaded: Iterable[PlacedTool], *, searched: bool
 ) -> list[PlacedTool]:
-    """Add the tools that messages define, unless a tool has the same name. searched: whether the
-    client expects tool searches by the server, which then offers all ``tools`` from the start."""
+    """Add the ``loaded`` tools, which messages define, unless ``tools`` has their names. If
+    ``searched``, the client expects this server to search for tools, so ``tools`` are not
+    deferred."""
     first = [(replace(it, deferred=it.deferred and not searched), place) for it, place in tools]
     names = {tool.name for tool, _ in first}
     late = {tool.name: (replace(tool, deferred=True), place) for tool, place in loaded}

@@ -138,7 +138,7 @@ class MessageAnswer:
     metadata: ResponseMetadata
     prompt_tokens: int
     context_ends_it: bool = False
-    """Whether the context length leaves fewer tokens than the request's max_tokens."""
+    """True if the context length leaves fewer tokens than the request's max_tokens."""
     cache_report: bool = False
     _blocks: _Blocks = field(default_factory=_Blocks)
     _content: list[Json] = field(default_factory=list)

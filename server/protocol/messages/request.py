@@ -76,7 +76,6 @@ class OfferedChoice(WireModel):
     disable_parallel_tool_use: bool | None = None
 
     def read(self, tools: tuple[Tool, ...]) -> ToolChoice:
-        """Return the ToolChoice. Raises ApiError if the choice needs a tool that is missing."""
         required = self.type in ("any", "tool")
         choice = read_tool_choice("required" if required else self.type, tools)
         if self.type != "tool":
@@ -91,8 +90,8 @@ class OfferedChoice(WireModel):
 def read_custom_tools(
     tools: Sequence[OfferedTool], added: Iterable[tuple[OfferedTool, str]]
 ) -> tuple[Tool, ...]:
-    """Return the tools that the client runs. added: tools that messages define, each with the name
-    of its field in errors. Raises ApiError."""
+    """Return the tools that the client runs. ``added`` are tools that messages define, each with
+    the name of its field for errors. Raises ApiError."""
     placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
     searched = any((tool.type or "").startswith(SEARCH_TOOLS) for tool in tools)
     return collect_tools(with_loaded(_read(placed), _read(added), searched=searched))
@@ -103,7 +102,7 @@ def _read(tools: Iterable[tuple[OfferedTool, str]]) -> list[PlacedTool]:
     return [(tool.tool(place), f"{place}.name") for tool, place in own]
 
 
-# Claude Code's prompt begins with this line, which differs each time: no cached prompt would match.
+# Claude Code's prompt begins with this line. It differs each time, so the cache would never match.
 BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n*")
 FAILED = "Error: "
 # Types of content blocks that are read; server/protocol/unsupported.py handles other types.
@@ -207,14 +206,14 @@ class InputMessage(WireModel):
     content: str | ListOf[Block]
 
     def added_tools(self, place: str) -> Iterator[tuple[OfferedTool, str]]:
-        """Yield the tools that the message defines, each with the name of its field in errors."""
+        """Yield the tools that the message defines, each with the name of its field for errors."""
         for number, block in enumerate(self.content if isinstance(self.content, list) else ()):
             if block.tool is not None and block.tool.definition is not None:
                 yield block.tool.definition, f"{place}.content[{number}].tool.definition"
 
     def turns(self, place: str, unsupported: Unsupported) -> list[Turn]:
         """Return the message as turns. A user's message becomes one turn per tool result, and one
-        per text between tool results. place: the message's name in errors. Raises ApiError."""
+        turn per text between tool results. Raises ApiError."""
         if self.role == "system":
             text = "\n\n".join(system_texts(self.content, f"{place}.content", unsupported))
             return [Turn("system", text)] if text else []
@@ -331,7 +330,6 @@ class ConversationFields(StructureFields):
     chat_template_kwargs: TemplateFields | None = None
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
-        """Return the conversation to answer. Raises ApiError that names an invalid field."""
         added = [
             tool
             for number, message in enumerate(self.messages)

@@ -60,7 +60,7 @@ class Loaded:
     """The state of a model in memory."""
 
     size_bytes: int
-    """Memory of the weights and of the current KV cache."""
+    """The memory of the weights and of the current KV cache."""
     on_gpu: bool = False
     expires_at: datetime | None = None
     """Time at which the model will be unloaded if it stays idle, or None if it never will be."""
@@ -82,8 +82,8 @@ class ModelInfo:
 
 
 def capabilities(*, embeds: bool, calls: bool, thinks: bool) -> tuple[str, ...]:
-    """Return a model's capabilities in Ollama's words. embeds: whether the model makes only
-    embeddings. calls, thinks: whether the template supports tools and reasoning."""
+    """Return a model's capabilities in Ollama's words. ``embeds`` means that the model makes only
+    embeddings. ``calls`` and ``thinks`` mean that its template supports tools and reasoning."""
     if embeds:
         return ("embedding",)
     return ("completion", *(["tools"] if calls else []), *(["thinking"] if thinks else []))
@@ -183,14 +183,14 @@ TEXT = {"chat": "content", "generate": "response"}
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """How long the parts of an answer took, in seconds."""
+    """The durations of an answer's parts, in seconds."""
 
     total_s: float
     """Time from the request's arrival until now."""
     prompt_s: float
     """Time from the request's arrival to the first token, including the wait in the queue."""
     answer_s: float
-    """Time from the first token to the newest."""
+    """Time from the first token to the newest token."""
 
 
 @dataclass(slots=True)

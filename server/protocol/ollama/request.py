@@ -63,7 +63,7 @@ INSTEAD = {
     "repetition_penalty": "use repeat_penalty",
     "cache_salt": "it stands beside the options",
 }
-# Options that other APIs accept or refuse, but that Ollama does not know. They are refused here.
+# Options that other APIs accept or refuse and Ollama does not have. Requests must not set them.
 OPTIONS_REFUSED = tuple(
     refused(field.name, INSTEAD.get(field.name, field.remedy), *field.harmless)
     for field in (
@@ -85,8 +85,8 @@ DURATION = re.compile(f"([+-]?)((?:{PART.pattern})+|{NUMBER})", re.ASCII)
 
 
 def keep_alive_s(value: float | str | None) -> float | None:
-    """Return the seconds that an idle model stays loaded: infinity if value < 0, None if unset.
-    value: seconds, or a duration such as "10m" or "1h30m". Raises ApiError (400)."""
+    """Return the seconds that an idle model stays loaded. ``value`` is a number of seconds, or a
+    text such as "10m" or "1h30m". A negative value means for ever. Raises ApiError (400)."""
     if value is None:
         return None
     seconds = _seconds(value) if isinstance(value, str) else value
@@ -171,7 +171,6 @@ class ChatMessage(WireModel):
     tool_call_id: str | None = None
 
     def turn(self, place: str, unsupported: Unsupported) -> Turn:
-        """Return the message as a Turn. place: prefix of field names in errors. Raises ApiError."""
         return Turn(
             self.role,
             with_images(self.content or "", self.images, place, unsupported),
@@ -182,7 +181,7 @@ class ChatMessage(WireModel):
 
 
 def with_images(text: str, images: list[str] | None, place: str, unsupported: Unsupported) -> str:
-    """Put a note per image before a text. place: prefix of "images" in errors. Raises ApiError."""
+    """Put a note per image before a text. ``place`` is the prefix of field names in errors."""
     notes = [unsupported.note("image", f"{place}images[{n}]") for n in range(len(images or ()))]
     return "\n".join([*notes, text])
 
@@ -226,7 +225,7 @@ class AnswerFields(LogprobFields, KeptFields):
 
     @property
     def streams(self) -> bool:
-        """Whether to stream the answer, which is the default in this API."""
+        """True if the answer must be streamed, which is this API's default."""
         return self.stream is not False
 
     def output(self) -> OutputFormat | None:
@@ -262,7 +261,6 @@ class OllamaChatRequest(AnswerFields):
         return not self.messages
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
-        """Return the conversation to answer. Raises ApiError that names an invalid field."""
         tools, messages = read_tools(self.tools or []), self.messages or []
         return Conversation(
             turns=tuple(one.turn(f"messages[{n}].", unsupported) for n, one in enumerate(messages)),

@@ -97,7 +97,8 @@ class CallItem:
     """An output item of a tool call with growing arguments."""
 
     def __init__(self, id: str, start: ToolCallStart, names: Json) -> None:
-        """names: the fields with the function's name and namespace, as the client wrote them."""
+        """``names`` are the fields with the function's name and namespace, as the client wrote
+        them."""
         self._id = id
         self._start = start
         self._names = names
@@ -172,7 +173,7 @@ class ResponseAnswer:
     tools: tuple[Tool, ...] = ()
     """The tools that the model may call."""
     keep: Callable[[Json], None] = lambda _: None
-    """A function called with the complete response, unless the engine has failed."""
+    """A function that is called with the complete response, unless the engine has failed."""
     _done: list[Json] = field(default_factory=list)
     _open: TextItem | CallItem | None = None
     _events: int = 0
@@ -238,7 +239,7 @@ class ResponseAnswer:
         events: list[Json] = []
         if not self.items:
             events = self.take(TextPiece(Channel.CONTENT, ""))
-        # With the reason "tool_calls", the last call is complete: its item is not cut.
+        # If the reason is "tool_calls", the last call is complete. An open call at "stop" is not.
         cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
         return events + self._close("incomplete" if cut else "completed")
 

@@ -1,7 +1,7 @@
 """The input items of /v1/responses: their fields, and their conversion to turns and stored JSON.
 
-An assistant's turn arrives as several items: reasoning, text and each call. They are merged into
-one turn again, so that the prompt repeats the model's earlier output token by token."""
+An assistant's turn arrives as several items: reasoning, text and each call. These items are merged
+into one turn, so that the prompt repeats the model's output token by token."""
 
 import base64
 import binascii
@@ -55,17 +55,18 @@ class MessageItem(WireModel):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | ListOf[ContentPart] | None = None
     prefix: bool | None = None
-    """Whether the next item, or the answer after the last item, continues this item."""
+    """True if the next item, or the answer after the last item, continues this item."""
 
     def turn(self, place: str, unsupported: Unsupported) -> Turn:
-        """Return the item as part of a Turn. place: the item's name in errors. Raises ApiError."""
+        """Return the item as a Turn, which may be merged with its neighbours. Raises ApiError."""
         if self.prefix and self.role != "assistant":
             raise invalid(NOT_CONTINUED, f"{place}.prefix")
         text = content_text(self.content or "", f"{place}.content", unsupported)
         return Turn(ROLES[self.role], text)
 
     def stored_form(self, key: str) -> Json:
-        """Return the item with all of OpenAI's fields. key: end of a new id, if there is no id."""
+        """Return the item with all of OpenAI's fields. A new id, if it needs one, ends in
+        ``key``."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         return {
             "type": "message",
@@ -149,14 +150,14 @@ class ReasoningItem(WireModel):
 
     @property
     def is_unread(self) -> bool:
-        """Whether the item has only reasoning that another server encrypted."""
+        """True if the item has only reasoning that another server encrypted."""
         return (
             not self._reasoning and read_reasoning(self.encrypted_content or REASONING_MARK) is None
         )
 
     @property
     def _reasoning(self) -> str:
-        """The item's text if any, else its unpacked ``encrypted_content``, else its summary."""
+        """The item's text, else its unpacked ``encrypted_content``, else its summary."""
         text = "".join(part.text for part in self.content or ())
         text = text or read_reasoning(self.encrypted_content or "") or ""
         return text or "\n\n".join(part.text for part in self.summary or ())
@@ -263,7 +264,7 @@ WireItem = Annotated[
     BeforeValidator(_in_common_types),
 ]
 Placed = tuple[str, Item]
-"""An item, after its name in errors."""
+"""The item's name for error messages, and the item."""
 Input = Annotated[
     Annotated[str, Tag("Text")] | Annotated[ListOf[WireItem], Tag("Items")],
     Discriminator(lambda value: "Text" if isinstance(value, str) else "Items"),
@@ -273,7 +274,7 @@ Input = Annotated[
 def read_input(
     value: str | list[WireItem], stored: Callable[[str], Item | None], unsupported: Unsupported
 ) -> list[Placed]:
-    """Return the readable items. stored: function that finds an item by its id. Raises ApiError."""
+    """Return the items without unreadable ones. ``stored`` finds an item by id. Raises ApiError."""
     if isinstance(value, str):
         return [("input", MessageItem(role="user", content=value))]
     items: list[Placed] = []
@@ -351,7 +352,7 @@ def is_begun(item: Item) -> bool:
 
 
 def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
-    """Return whether ``item`` belongs to the turn of ``last``. Within a turn, the model reasons
+    """Return True if ``item`` belongs to the turn of ``last``. Within a turn, the model reasons
     before it writes text or calls tools, and writes only one text."""
     if (last_role, role) != ("assistant", "assistant"):
         return False
@@ -363,7 +364,8 @@ def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
 
 
 def _together(one: Turn, more: Turn, is_one: bool) -> Turn:
-    """Merge two turns. is_one: whether ``more`` continues the text of ``one`` without a break."""
+    """Merge two turns. If ``is_one``, ``more`` continues the text of ``one`` without a line
+    break."""
     between = "\n" if one.reasoning and more.reasoning and not is_one else ""
     return replace(
         one,

@@ -92,7 +92,6 @@ class TextFormat(WireModel):
     schema_: Json | None = Field(default=None, alias="schema")
 
     def output(self) -> OutputFormat | None:
-        """Return the OutputFormat, or None for any text. Raises ApiError."""
         match self.type:
             case "text":
                 return None
@@ -175,7 +174,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
 
     @property
     def packs_reasoning(self) -> bool:
-        """Whether to send reasoning additionally as one opaque string."""
+        """True if reasoning must also be sent as one opaque string."""
         return PACKED_THOUGHTS in (self.include or ())
 
     def items(self, stored: Callable[[str], Item | None], unsupported: Unsupported) -> list[Placed]:
@@ -188,7 +187,8 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         limits: LimitsSection,
         unsupported: Unsupported,
     ) -> Conversation:
-        """Return the conversation. history: items of earlier responses. Raises ApiError."""
+        """Return the conversation. ``history`` are the items of earlier responses. Raises
+        ApiError."""
         check_count(len(history) + len(items), limits.max_messages, "items", "input")
         placed = [*(("history", item) for item in history), *items]
         loads = [(place, item) for place, item in placed if isinstance(item, LoadedToolsItem)]
@@ -216,7 +216,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         )
 
     def repeated(self, conversation: Conversation, params: SamplingParams) -> Json:
-        """Return the fields that the response repeats. Unset fields get the values that applied."""
+        """Return the request's fields that the response repeats, with values for unset fields."""
         choice: str | Json = "auto"
         if isinstance(self.tool_choice, str):
             choice = self.tool_choice

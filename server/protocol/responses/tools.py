@@ -101,13 +101,13 @@ class FlatToolChoice(WireToolChoice):
 
 
 def read_flat_tools(tools: Sequence[FlatTool], loaded: Iterable[PlacedTool]) -> tuple[Tool, ...]:
-    """Return the functions without other tools. loaded: tools in input items. Raises ApiError."""
+    """Return the functions in ``tools`` and the tools that input items have ``loaded``."""
     searched = any(isinstance(tool, OtherTool) and tool.type == SEARCH for tool in tools)
     return collect_tools(with_loaded(functions(tools, "tools"), loaded, searched=searched))
 
 
 def functions(tools: Sequence[FlatTool] | None, place: str) -> Iterator[PlacedTool]:
-    """Yield the functions among tools. place: the name of the list of tools in errors."""
+    """Yield the functions among tools. ``place`` is the name of the tools' list for errors."""
     for number, wire in enumerate(tools or ()):
         if isinstance(wire, FlatFunction | SearchTool):
             yield wire.tool, f"{place}[{number}].name"
