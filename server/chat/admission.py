@@ -46,7 +46,6 @@ async def generates(client: ServingEngine, timeout_s: float) -> bool:
 
 
 def _computed_tokens(client: ServingEngine) -> int:
-    """Return the number of tokens generated or prefilled since the engine's start."""
     stats = client.stats
     return stats.generated_tokens + stats.prompt_tokens
 
@@ -63,8 +62,7 @@ class Admission:
     drain: Drain
 
     def check_answers(self, tenant: bytes, choices: int = 1, prompts: int = 1) -> None:
-        """Raise ApiError (400, 429 or 503) if the engine has no room for the answers to a
-        request."""
+        """Raise ApiError (400, 429 or 503) if the engine has no room for the request's answers."""
         if not self.client.alive:
             raise self.no_engine()
         if self.client.limits.embedding_size is not None:
@@ -105,7 +103,7 @@ class Admission:
         return unavailable(ENGINE_ENDED)
 
     def count_refusal(self, error: QueueFullError) -> ApiError:
-        """Count a request refused for lack of room, and return the error for its client."""
+        """Count a request that was refused for lack of room. Return the error for its client."""
         of_the_key = isinstance(error, ShareFullError)
         self.metrics.count_refusal(Refusal.KEY_SHARE if of_the_key else Refusal.QUEUE_FULL)
         return key_share_full() if of_the_key else overloaded()

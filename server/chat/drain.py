@@ -49,8 +49,7 @@ class Drain:
         return len(self._answering)
 
     def begin(self) -> None:
-        """Refuse new requests. A second call ends running requests. Signal handlers may call
-        this."""
+        """Refuse new requests. A second call ends running requests. Safe in signal handlers."""
         self._hurries = self.draining
         if self._began_at is None:
             self._began_at = self._clock()

@@ -97,8 +97,7 @@ class Generation:
         self.finished = False
 
     def take(self, events: list[TokenEvent]) -> Delta:
-        """Take in events. Return the new part of the answer. Raises GenerationError for an error
-        event."""
+        """Return the new part of the answer, from ``events``. Raises GenerationError."""
         pieces: list[AnswerPiece] = []
         tokens: list[TokenReport] = []
         scored: tuple[TokenLogprobs | None, ...] = ()
@@ -141,8 +140,8 @@ class Generation:
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
     ) -> Delta:
-        """End the answer and return its last delta. ``finish`` is None if the engine did not end
-        it."""
+        """End the answer and return its last delta (new part). ``finish`` is the engine's
+        reason."""
         self.finished = True
         self.stream.close()
         stopped = self._cut or finish is FinishReason.STOP
@@ -238,9 +237,8 @@ class Choices:
         max_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Submit all prompts to the engine, or none if one fails. After ``max_s`` seconds of
-        ``clock``, running answers are cut off. Raises the errors of
-        ``ServingEngine.submit_choices``."""
+        """Submit all prompts to the engine, or none if one fails. ``max_s`` seconds later, running
+        answers are cut off. Raises the errors of ``ServingEngine.submit_choices``."""
         self._request_times = times or RequestTimes(Latencies(client.limits.max_model_len))
         self._clock = clock
         self._ends_at = clock() + max_s
@@ -285,9 +283,8 @@ class Choices:
 
     async def steps(self, ping_s: float) -> AsyncIterator[list[Delta]]:
         """Yield lists of new deltas, ordered by choice (answer), until every choice has finished.
-        Yield an empty list after ``ping_s`` seconds without a delta. After ``max_s`` seconds, cut
-        off all running choices. If the caller stops early, abort them. Raises GenerationError for
-        an error event."""
+        After ``ping_s`` seconds without a delta, yield an empty list. After ``max_s`` seconds, cut
+        off all running choices. If the caller stops early, abort them. Raises GenerationError."""
         try:
             while running := [choice for choice in self._generations if not choice.finished]:
                 left_s = self._ends_at - self._clock()

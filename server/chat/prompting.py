@@ -177,8 +177,7 @@ class ChatPrompts:
             )
 
     async def count_tokens(self, conversation: Conversation, param: str, salt: PrefixSalt) -> int:
-        """Count a conversation's tokens. The count is approximate if far too many. Raises
-        ApiError."""
+        """Count a conversation's tokens, or estimate them if far too many. Raises ApiError."""
         conversation, _ = self._check(conversation, param)
         async with self.encoding:
             known = await self._recall(conversation, salt)
@@ -265,8 +264,7 @@ class ChatPrompts:
 
 
 def _check_begun(conversation: Conversation, param: str) -> None:
-    """Raise ApiError if the last message is the only one, or has calls, and so cannot be
-    continued."""
+    """Raise ApiError if the message to continue has calls, or is the only message."""
     if not conversation.continues:
         return
     if len(conversation.turns) == 1:

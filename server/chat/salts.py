@@ -16,8 +16,7 @@ class Salts:
         self._secret = secret
 
     def salt(self, key: str, cache_salt: str | None) -> PrefixSalt:
-        """Return a prompt's salt. ``key`` is the API key. All requests without a key are one
-        tenant."""
+        """Return a prompt's salt. All requests without an API key (``key``) are one tenant."""
         client = b"" if cache_salt is None else self._hashed(cache_salt)
         return PrefixSalt(self._hashed(key), client)
 

@@ -65,7 +65,7 @@ def _without_end(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PromptRules:
-    """The model's and the engine's limits of prompts."""
+    """Checks prompts against the limits of the model and the engine."""
 
     model: ServedModel
     engine: EngineLimits
@@ -102,8 +102,6 @@ class PromptRules:
         *,
         least: int = 1,
     ) -> SamplingParams:
-        """Return a request's sampling parameters. For ``param`` and ``least``, see
-        ``answer_length``."""
         return fields.sampling_params(
             max_tokens=answer_length(
                 max_tokens, prompt_tokens, self.max_model_len, param, least=least

@@ -258,8 +258,7 @@ class FieldsChecked(WireModel):
     refused_fields: ClassVar[RefusedFields] = ()
 
     def check(self, limits: LimitsSection) -> None:  # noqa: ARG002
-        """Raise ApiError, which names the parameter, for a value that has the right type but is
-        wrong."""
+        """Raise ApiError, which names the parameter, for wrong values of the right types."""
         check_refused(self.refused_fields, self.model_extra or {})
 
 
@@ -343,9 +342,8 @@ class SamplingFields(SharedSampling):
         defaults: dict[str, Any],
         stop_token_ids: frozenset[int],
     ) -> SamplingParams:
-        """Return the engine's parameters. ``defaults`` are from generation_config.json.
-        ``stop_token_ids`` are the model's end tokens. Raises ApiError for an unknown token id or a
-        too large min_tokens."""
+        """Return the engine's parameters. ``defaults`` are from generation_config.json. The model's
+        ``stop_token_ids`` are added. Raises ApiError for a bad token id or min_tokens."""
 
         def chosen(field: str, otherwise: float) -> float:
             value = getattr(self, field)

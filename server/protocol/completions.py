@@ -84,7 +84,7 @@ Row = tuple[int, TokenLogprobs | None, int]
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The prompts of a request that wants each prompt repeated before its answers."""
+    """The prompts that the response must repeat (echo) before their answers."""
 
     prompts: tuple[EncodedText, ...]
     logprobs: bool
@@ -171,8 +171,7 @@ class TextAnswer:
         return {"token_ids": ids} | ({"prompt_token_ids": prompt} if with_prompt else {})
 
     def _grow(self, delta: Delta) -> tuple[str, Json | None]:
-        """Return a delta's text and log-probabilities. A choice's first delta adds the echoed
-        prompt."""
+        """Return a delta's text and log-probabilities. The first delta adds the echoed prompt's."""
         text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
         choice = self._choices[delta.index]
@@ -204,8 +203,7 @@ class TextAnswer:
         }
 
     def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """Return log-probabilities by token text. Of tokens with the same text, the likeliest
-        counts."""
+        """Return log-probabilities by token text. The likeliest of tokens with one text counts."""
         best: dict[str, float] = {}
         for token, value in (*logprobs.top, (token_id, logprobs.logprob)):
             best.setdefault(self._text_of(token), value)

@@ -82,8 +82,7 @@ def embedding_pieces(
 
 
 def list_pieces(head: dict[str, Any], name: str, entries: Iterable[Any]) -> Iterator[bytes]:
-    """Yield a JSON object in pieces. It has the fields of ``head`` and a list ``name`` of
-    entries."""
+    """Yield a JSON object in pieces: the fields of ``head``, then the list ``name`` of entries."""
     yield to_json(head)[:-1] + b',"%s":[' % name.encode()
     for index, entry in enumerate(entries):
         yield (b"," if index else b"") + to_json(entry)

@@ -11,7 +11,7 @@ from server.protocol.wire_errors import invalid
 
 @dataclass(frozen=True, slots=True)
 class RefusedField:
-    """A field of a request's body that is refused by name."""
+    """A field of a request's body that makes the server refuse the request."""
 
     name: str
     remedy: str
@@ -31,8 +31,7 @@ def refused(name: str, remedy: str, *harmless: Any) -> RefusedField:
 
 
 def overridden(fields: RefusedFields, *own: RefusedField) -> RefusedFields:
-    """Return ``fields`` and an endpoint's ``own`` fields, which replace fields of the same
-    names."""
+    """Return ``own`` fields and the fields of ``fields`` that have other names."""
     names = {field.name for field in own}
     return (*own, *(field for field in fields if field.name not in names))
 

@@ -24,7 +24,8 @@ class Unsupported:
     """Replaces or refuses the content of one request that is not text, and counts such content."""
 
     def __init__(self, rule: UnseenRule, setting: str, api: Api = "chat") -> None:
-        """``rule`` says how to treat images and files. ``setting`` is the name of this setting."""
+        """``rule`` refuses or replaces images and files. ``setting`` is the rule's name, for
+        errors."""
         self.count = 0
         """The number of images and files that a note has replaced."""
         self.left_out = Counter[str]()
@@ -58,7 +59,7 @@ class Unsupported:
         self._tools = {tool.name: tool for tool in tools}
 
     def loaded(self, name: str) -> str:
-        """Return the text that offers a tool: its description if deferred, else only its name."""
+        """Return the text that offers a tool: its description if it is deferred, else its name."""
         tool = self._tools.get(name)
         return description(tool) if tool is not None and tool.deferred else f"{name}\n"
 

@@ -125,7 +125,6 @@ class EventFraming:
         return event(data, named=self._named)
 
     def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
-        """Yield an object's event in pieces."""
         yield _event_head(data, self._named)
         yield from json_pieces(data)
         yield b"\n\n"
@@ -146,12 +145,12 @@ class LineFraming:
         return to_json(data) + b"\n"
 
     def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
-        """Yield an object's line in pieces."""
         yield from json_pieces(data)
         yield b"\n"
 
     def sign_of_life(self, answer: Answer) -> bytes:
-        """Return chunks that clients ignore, the first ones again, to send when nothing is new."""
+        """Return the first chunks again, which clients ignore but which keep the connection
+        open."""
         return b"".join(map(self.written, answer.first_chunks()))
 
 

@@ -114,7 +114,7 @@ async def _all_encoded(service: Service, wire: CompletionRequest) -> list[Encode
 async def encoded_text(
     service: Service, text: str, place: str, *, offsets: bool = False
 ) -> EncodedText:
-    """Encode a prompt. ``place`` is its name in errors. Raises ApiError for too many tokens."""
+    """Encode a prompt, which ``place`` names in errors. Raises ApiError for too many tokens."""
     limit = service.rules.max_model_len
     try:
         async with service.encoding:
@@ -126,8 +126,7 @@ async def encoded_text(
 async def _encoded(
     service: Service, wire: CompletionRequest, prompt: PromptText, place: str
 ) -> EncodedText:
-    """Encode a prompt. Token ids are decoded only if the answer echoes the text. Raises
-    ApiError."""
+    """Encode a prompt. Token ids are decoded only if the answer echoes the text."""
     rules = service.rules
     if isinstance(prompt, str):
         encoded = await encoded_text(service, prompt, place, offsets=bool(wire.echo))
@@ -143,7 +142,6 @@ async def _encoded(
 def _prompt(
     rules: PromptRules, wire: CompletionRequest, ids: tuple[int, ...], salt: PrefixSalt
 ) -> Prompt:
-    """Return the submission to the engine for one prompt of the request."""
     least = 0 if wire.echo else 1
     params = rules.sampling_params(
         wire, len(ids), wire.asked_length, "max_tokens", wire.logprobs, least=least

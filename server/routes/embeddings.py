@@ -46,8 +46,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
 async def vectors_of(
     service: Service, request: Request, wire: EmbeddingRequest
 ) -> tuple[Vectors, int] | None:
-    """Return vectors and the number of input tokens, or None if the client left. Raises
-    ApiError."""
+    """Return vectors and the number of input tokens, or None if the client left."""
     salt = service.reader.salt(request, wire.cache_salt)
     service.admission.check_vectors(salt.tenant, wire.dimensions)
     inputs = await _inputs(service, wire)

@@ -47,8 +47,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
 
 
 def models_answer(request: Request, entries: Sequence[Json]) -> Json:
-    """Return a list of models in the form of the client's API. ``entries`` have this form
-    already."""
+    """Return ``entries``, which have the form of the client's API, as a list of this API."""
     if speaks_anthropic(request.scope):
         first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
         return {"data": entries, "has_more": False, "first_id": first, "last_id": last}
@@ -56,8 +55,7 @@ def models_answer(request: Request, entries: Sequence[Json]) -> Json:
 
 
 def listed(name: str, created: int, max_model_len: int | None) -> Json:
-    """Return a model as OpenAI's object. ``created`` is a Unix time. ``max_model_len`` may be
-    unknown."""
+    """Return OpenAI's object for a model. ``created`` is a Unix time."""
     return {
         "id": name,
         "object": "model",
@@ -69,7 +67,7 @@ def listed(name: str, created: int, max_model_len: int | None) -> Json:
 
 
 def anthropic_model(name: str, created: int, max_model_len: int | None) -> Json:
-    """Return a model as Anthropic's object. The parameters are those of ``listed``."""
+    """Return Anthropic's object for a model. The parameters are those of ``listed``."""
     return {
         "type": "model",
         "id": name,

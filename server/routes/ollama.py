@@ -128,8 +128,7 @@ def _add_answers(router: APIRouter, service: Service) -> None:
         return salt
 
     def loaded(wire: AnswerFields, answer: OllamaAnswer) -> Response:
-        """Answer a request that only loads the model, which is always loaded while the engine
-        runs."""
+        """Answer a request to load the model, which is always loaded while the engine runs."""
         if not service.client.alive:
             raise service.admission.no_engine()
         return JSONResponse(answer.nothing(unloads=wire.unloads))

@@ -80,7 +80,7 @@ def add_page_routes(router: APIRouter, config: Config) -> None:
 
 
 def read_page() -> dict[str, PageFile]:
-    """Return all files of the page by their paths below its folder."""
+    """Return all files of the page. The keys are paths below the page's folder."""
     assert server.__file__ is not None
     folder = Path(server.__file__).with_name("page")
     page: dict[str, PageFile] = {}

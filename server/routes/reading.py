@@ -87,7 +87,6 @@ class RequestReader:
         return body, salt
 
     async def read(self, request: Request, body_type: type[BodyT]) -> BodyT:
-        """Read, parse and check a body. Raises ApiError."""
         raw = await read_json(request, self.config.limits)
         body = parse_body(body_type.model_validate_json, raw)
         self.model.check(body.model)
@@ -95,8 +94,7 @@ class RequestReader:
         return body
 
     def salt(self, request: Request, cache_salt: str | None = None) -> PrefixSalt:
-        """Return the salt of the request's prompts. ``cache_salt`` is the field of the request's
-        body."""
+        """Return the salt of the request's prompts. ``cache_salt`` is from the request's body."""
         return self.salts.salt(request_key(request.headers), cache_salt)
 
     def conversation(self, request: Request, body: ConversationBody, api: Api) -> Conversation:
@@ -104,8 +102,7 @@ class RequestReader:
         return body.conversation(config.limits, self.unsupported(request, api))
 
     def unsupported(self, request: Request, api: Api) -> Unsupported:
-        """Return a new object that handles images and files. Response headers and log show its
-        counts."""
+        """Return a new object that handles images and files. Headers and log show its counts."""
         unsupported = Unsupported(getattr(self.config.images, api), f"images.{api}", api)
         request.state.unsupported = unsupported
         return unsupported

@@ -52,7 +52,7 @@ class ReplicaFigures:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The parts of a server with one model: long-lived fields, and properties made of fields."""
+    """The parts of a server with one model. The properties make further parts from the fields."""
 
     config: Config
     model: ServedModel

@@ -45,8 +45,7 @@ class BegunAnswer:
     """The beginning of an answer that the client has written. The model continues it."""
 
     opening: str = ""
-    """The tags around the reasoning, and the reasoning itself if it is finished. It precedes
-    ``text``."""
+    """Text before ``text``: the tags of reasoning, with the reasoning if it is finished."""
     text: str = ""
     """The text that the model continues: content, or reasoning that the client has not finished."""
 
@@ -62,10 +61,9 @@ class _Parts:
 
 
 def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> BegunAnswer:
-    """Return the answer's beginning that the client has written as ``turn``. Add the reasoning tags
-    that the model would have written after ``prompt``. ``closed`` is the text that stands before
-    the content if the template forbids reasoning. ``thinks`` is False if the model must not
-    reason."""
+    """Return the beginning of the answer in ``turn``, with the reasoning tags that the model would
+    have written after ``prompt``. ``closed`` is the text before the content if the template forbids
+    reasoning. ``thinks`` is False if the model must not reason."""
     parts, start = _parts(turn), first_channel_of(prompt)
     if start is Channel.CONTENT or not thinks:
         parts = _Parts(None, True, parts.content)
@@ -91,8 +89,7 @@ def _parts(turn: Turn) -> _Parts:
     return _Parts(reasoning, bool(close), content.lstrip(LINE))
 
 
-# A request cannot set these template variables. transformers sets them itself, or its functions
-# have parameters of the same names.
+# Names of variables that transformers sets, or has as parameters of its functions.
 SUPPLIED = frozenset(
     {"messages", "raise_exception", "strftime_now"}
     | signature(PreTrainedTokenizerFast.apply_chat_template).parameters.keys()
@@ -111,9 +108,8 @@ class Generation(Extension):
 
 
 def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> frozenset[str]:
-    """Return the names of the variables that the templates ``texts`` expect from outside. Variables
-    that transformers supplies and ``special_tokens`` are left out. A template with a syntax error
-    is skipped."""
+    """Return the names of the variables that the templates ``texts`` expect from outside, except
+    those of transformers and ``special_tokens``. A template with a syntax error is skipped."""
     environment = Environment(autoescape=True, extensions=["jinja2.ext.loopcontrols", Generation])
     variables: set[str] = set()
     for text in texts:
@@ -155,12 +151,10 @@ REFUSED = "chats, messages and responses are refused, completions are not"
 
 
 class PromptEnds(NamedTuple):
-    """Lengths, in characters, of a prompt's prefixes that other prompts may share. 0 means
-    unknown."""
+    """Lengths in characters of a prompt's prefixes that other prompts may share; 0 if unknown."""
 
     system: int
-    """The length of the tools and the first system messages, which other conversations may
-    share."""
+    """The length of the tools and first system messages, which other conversations may share."""
     person: int
     """The length up to the end of the newest message by a person. The conversation's next prompt
     may differ after this message, because templates omit old reasoning."""
@@ -178,11 +172,10 @@ class TemplateError(ValueError):
 
 
 class ChatTemplate:
-    """Renders conversations with a model's chat template, a foreign program that runs in a
-    sandbox."""
+    """Runs a model's chat template, which is a foreign program, in a sandbox."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, special_tokens: SpecialTokens) -> None:
-        """``special_tokens`` marks special tokens in messages, so that they stay plain text."""
+        """``special_tokens`` puts marks into special tokens in messages, so that they stay text."""
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
         text = self._text(tools=[])
@@ -193,8 +186,7 @@ class ChatTemplate:
         self.knows_thoughts = OPEN in self.text or CLOSE in self.text
         """True if the template contains ``<think>`` or ``</think>``."""
         self.unusable = ""
-        """The reason why this process must not run the template, or "" if there is no such
-        reason."""
+        """The reason why this process must not run the template, or "" if it may run."""
 
     def try_out(self, process: LimitedProcess) -> str:
         """Render test conversations in another process. Return a warning for the operator, or
@@ -219,8 +211,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_late_system(self) -> bool:
-        """True if the template renders system messages that follow other messages. Some templates
-        refuse or omit these system messages."""
+        """True if system messages after other messages are rendered. Some templates refuse them."""
         talk = [USER, ANSWER, {"role": "system", "content": MARK}, USER]
         return MARK in self._render_or_nothing(talk)
 
@@ -260,9 +251,8 @@ class ChatTemplate:
         return template_arguments(self._texts, self._tokenizer.special_tokens_map)
 
     def with_effort(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with its reasoning effort as a template argument. An effort that
-        the template does not name is replaced by the nearest effort that the template names. If the
-        template has no such argument, the conversation stays as it is."""
+        """Return the conversation with its reasoning effort, or the nearest effort that the
+        template names, as a template argument. If the template takes no effort, change nothing."""
         thinking, given = conversation.thinking, dict(conversation.template_arguments)
         name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
         if thinking.effort is None or name is None or name in given:
@@ -286,10 +276,10 @@ class ChatTemplate:
         finds_boundaries: bool = True,
         limit: TimeLimit | None = None,
     ) -> tuple[str, PromptEnds]:
-        """Return the prompt, and the lengths of its prefixes that other prompts may share. If the
-        last message begins the answer, the prompt omits this message. Special tokens in messages
-        have the marks of ``SpecialTokens``. If ``finds_boundaries`` is False, only the system's
-        prefix is measured, because each prefix costs a rendering. Raises TemplateError."""
+        """Return the prompt and the lengths of its shareable prefixes. A last message that begins
+        the answer is omitted. Special tokens in messages have marks. If ``finds_boundaries`` is
+        False, only the system's prefix is measured, as each costs a rendering. Raises
+        TemplateError."""
         if conversation.continues:
             conversation = replace(conversation, turns=conversation.turns[:-1], continues=False)
         arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}
@@ -375,8 +365,7 @@ class ChatTemplate:
         return list(dict.fromkeys(text for text in texts if text is not None))
 
     def _text(self, tools: list[Any] | None = None) -> str | None:
-        """Return the template's source, or None if there is no template. The template for
-        conversations with tools may differ from the template for other conversations."""
+        """Return the source of the template for conversations with or without tools, if any."""
         try:
             text: str = self._tokenizer.get_chat_template(tools=tools)
         except ValueError:
@@ -384,8 +373,7 @@ class ChatTemplate:
         return text
 
     def _part_text(self, part: list[Message], arguments: dict[str, Any]) -> str:
-        """Render only the messages ``part``. Return "" if there are no messages or rendering
-        fails."""
+        """Render only the messages ``part``. Return "" without messages, or if rendering fails."""
         # Some templates need a user's message after the system message.
         for more in ((), ({"role": "user", "content": STRANGE},)) if part else ():
             with suppress(Exception):
@@ -479,8 +467,7 @@ def _call(call: ToolCall, marks: CallMarks | None) -> Message:
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Parse the arguments of a call that a client sent. Text that is no JSON object becomes the
-    value of one argument."""
+    """Parse arguments that a client sent. Text that is no JSON object becomes one argument."""
     if not text.strip():
         return {}
     arguments = json_object(text)

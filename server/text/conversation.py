@@ -29,7 +29,7 @@ class Tool:
     strict: bool = False
     """True if the arguments must satisfy the schema even in a call that is not required."""
     deferred: bool = False
-    """True if the prompt omits the tool until a search in the conversation has loaded the tool."""
+    """True if the prompt omits the tool. A message of the conversation may load the tool later."""
     searches: bool = False
     """True if the tool is a search for deferred tools."""
     namespace: str | None = None
@@ -58,8 +58,7 @@ class ToolChoice:
     name: str | None = None
     """The name of the tool that must be called. It is set only in mode "named"."""
     allowed: frozenset[str] | None = None
-    """The names of the tools that may be called in mode "auto" or "required". None means all
-    tools."""
+    """The names of tools that may be called in mode "auto" or "required". None means all tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,7 @@ class OutputFormat:
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar"]
     value: Any = None
-    """The schema (dict or bool) for json_schema, the allowed texts (list) for choice, the
-    expression or grammar (str) for regex and grammar, and None for json_object."""
+    """A schema (dict or bool), a list of allowed texts, a regex or grammar as text, or None."""
     param: str = "response_format"
     """The name of the request's field that sets the format. Error messages contain this name."""
 
@@ -114,8 +112,7 @@ class Thinking:
     enabled: bool | None = None
     """True if the model must reason, False if it must not. None leaves this to the template."""
     budget: int | None = None
-    """The maximum number of reasoning tokens. None means that only the answer's length is
-    limited."""
+    """The maximum number of reasoning tokens. None means no limit but the answer's length."""
     effort: str | None = None
     """The reasoning effort that the request names. Some chat templates have an argument for it."""
     budget_is_efforts: bool = False
@@ -158,8 +155,7 @@ class Conversation:
 
     @property
     def turns_after_person(self) -> int | None:
-        """The number of turns after the newest turn by a person, or None if there is no such
-        turn."""
+        """The number of turns after the newest turn by a person, or None without such a turn."""
         turns = enumerate(reversed(self.turns))
         return next((number for number, turn in turns if turn.is_a_persons), None)
 

@@ -58,8 +58,7 @@ class Detokenizer:
 
 
 def decoded_text(tokenizer: Tokenizer, ids: Sequence[int]) -> EncodedText:
-    """Decode ids to text that includes special tokens. Decode a long list outside the event
-    loop."""
+    """Decode ids to text with special tokens. A long list takes long, so use a thread for it."""
     detokenizer = Detokenizer(tokenizer, with_special=True)
     pieces, offsets = list[str](), list[int]()
     for token_id in ids:

@@ -23,8 +23,8 @@ class SpecialTokens:
     """Puts marks into texts, so that a tokenizer reads no part of a text as a special token."""
 
     def __init__(self, contents: Iterable[str]) -> None:
-        """``contents`` are the special tokens' texts. A token of one character is ignored, because
-        it cannot be cut in two."""
+        """``contents`` are the tokens' texts. A text of one character is ignored: it has no
+        middle."""
         self.contents = tuple(content for content in contents if len(content) > 1)
 
     def guarded(self, value: Any) -> Any:
@@ -53,9 +53,8 @@ def pieces_of(prompt: str) -> list[str]:
     return [piece.replace(MARK + ESCAPE, MARK) for piece in CUT.split(prompt)]
 
 
-# A token's encoding takes over a hundred bytes. So if a text has more than SHORT_TOKEN_CHARS
-# characters per allowed token, it is first encoded in slices to count its tokens. A cut between
-# slices may change the count by a few tokens.
+# A token's encoding takes over a hundred bytes. So if a text has more than SHORT_TOKEN_CHARS per
+# allowed token, its tokens are first counted in slices, with small errors at the cuts.
 SHORT_TOKEN_CHARS = 2
 SLICE_CHARS = 65_536
 SLICING_RATIO = 2
@@ -75,8 +74,7 @@ class Encoder:
     def encode(
         self, texts: list[str], *, offsets: bool = False, ends: bool = False
     ) -> list[Encoding]:
-        """Encode texts as one batch. ``ends`` adds the tokens that the tokenizer puts around a
-        text."""
+        """Encode texts as one batch. ``ends`` adds the tokenizer's tokens around each text."""
         # Other threads can run while the library encodes a batch, but not a single text.
         encode = self._fast.encode_batch if offsets else self._fast.encode_batch_fast
         return encode(texts, add_special_tokens=ends)
@@ -104,8 +102,7 @@ class Encoder:
 
 
 def in_groups(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the texts in groups of bounded size, so that the memory of their encodings is
-    bounded."""
+    """Yield the texts in groups of bounded size, to bound the memory of their encodings."""
     group: list[str] = []
     chars = 0
     for text in texts:

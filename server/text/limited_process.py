@@ -27,8 +27,7 @@ START_LIMIT_S = 60.0
 POLL_S = 0.02
 MAX_ANSWER_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 16
-# The allowed bytes of address space per byte of memory. Libraries reserve more addresses than they
-# use.
+# The limit of addresses per byte of memory. Libraries reserve more addresses than they use.
 ADDRESSES_PER_BYTE = 4
 READY = b"ready\n"
 NO_MEMORY_CODE = 12
@@ -47,8 +46,7 @@ class LimitError(Exception):
     """Raised if a call in another process gives no result. The message is the reason."""
 
     def __init__(self, fault: str, *, begun: bool) -> None:
-        """``begun`` is True if the function had started, so that its own work caused the
-        failure."""
+        """``begun`` is True if the function had started, so that its own work has failed."""
         super().__init__(fault)
         self.begun = begun
 
@@ -82,8 +80,8 @@ class LimitedProcess:
                 self._process = None
 
     def call(self, limits: Limits, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Call ``work`` in the other process, with JSON values as arguments. If the call fails, end
-        the process and raise LimitError."""
+        """Call ``work`` with JSON values. If the call fails, end the process and raise
+        LimitError."""
         call = (work.__module__, work.__qualname__, arguments, astuple(limits))
         request = json.dumps(call, default=str).encode() + b"\n"
         try:
@@ -156,8 +154,7 @@ def _end_of(process: "subprocess.Popen[bytes]", limits: Limits) -> str:
 
 
 def _sent(pipe: int, request: bytes) -> bytes:
-    """Write the part of the request that the pipe takes. Return the rest, or b"" if the process
-    closed its input."""
+    """Write as much as the pipe takes. Return the rest, or b"" if the process reads no more."""
     try:
         return request[os.write(pipe, request) :]
     except BrokenPipeError:

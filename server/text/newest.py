@@ -13,8 +13,7 @@ class Newest(Generic[KeyT, ValueT]):
     """A cache of bounded total size, which drops the least recently used values to add new ones."""
 
     def __init__(self, max_size: int) -> None:
-        """``max_size`` limits the sum of all values' sizes, in any unit. With 0, no value is
-        kept."""
+        """``max_size`` limits the sum of all values' sizes, in any unit. With 0, none is kept."""
         self._max_size = max_size
         self._entries: OrderedDict[KeyT, tuple[ValueT, int]] = OrderedDict()
         self.size = 0

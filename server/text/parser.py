@@ -13,9 +13,8 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
-    """Return the channel in which an answer begins, or None if the model chooses the channel. The
-    end of ``prompt`` may open or close the reasoning. ``begun`` is the beginning of the answer that
-    the client has written."""
+    """Return the channel in which an answer begins, or None if the model decides. The end of
+    ``prompt`` may open or close reasoning. ``begun`` is the client's beginning of the answer."""
     ending = prompt.rstrip()
     if ending.endswith(CLOSE):
         return Channel.CONTENT
@@ -28,8 +27,7 @@ class ReasoningParser:
     """Splits ``<think>...</think>`` off the beginning of an answer.
 
     White space around the tags is dropped. If neither the prompt nor the answer has an opening tag,
-    the answer is content. If the closing tag is missing, all text after the opening tag is
-    reasoning."""
+    the answer is content. Without a closing tag, the text after the opening tag is reasoning."""
 
     def __init__(self, prompt: str, begun: str = "") -> None:
         self._state = first_channel_of(prompt, begun)
@@ -86,8 +84,7 @@ class ReasoningParser:
 
 
 def _uncertain_end(text: str) -> int:
-    """Return the length of the text's end that may belong to a closing tag or to white space before
-    a closing tag."""
+    """Return the length of the text's end that may be white space and part of a closing tag."""
     for length in range(min(len(text), len(CLOSE) - 1), 0, -1):
         if CLOSE.startswith(text[-length:]):
             before = text[:-length]
@@ -109,8 +106,7 @@ class ParseOptions:
     remember: Remember | None = field(default=None, compare=False)
     """A function that stores each complete call."""
     begun: str = ""
-    """The beginning of the answer that the client has written. The pieces do not contain this
-    text."""
+    """The client's beginning of the answer. The pieces do not contain this text."""
 
     @property
     def first_channel(self) -> Channel | None:
@@ -118,14 +114,12 @@ class ParseOptions:
 
     @property
     def begun_content(self) -> str:
-        """The beginning of the content that the client has written, or "" if it began the
-        reasoning."""
+        """The client's beginning of the content, or "" if the client has begun the reasoning."""
         return self.begun if self.first_channel is Channel.CONTENT else ""
 
 
 class AnswerParser:
-    """Splits an answer into pieces. The places where fed texts are cut do not change the joined
-    pieces."""
+    """Splits an answer into pieces. Cuts between fed texts do not change the joined pieces."""
 
     def __init__(self, options: ParseOptions, new_id: Callable[[], str] = new_call_id) -> None:
         self._reasoning_parser = ReasoningParser(options.prompt, options.begun)
@@ -166,8 +160,7 @@ class AnswerParser:
         return join_pieces(self._split(self._reasoning_parser.feed(text)))
 
     def flush(self, *, cut: bool = False) -> list[AnswerPiece]:
-        """Return the remaining pieces at the answer's end. ``cut`` is True if the answer was cut
-        off."""
+        """Return the last pieces of the answer. ``cut`` is True if the answer was cut off."""
         pieces = self._split(self._reasoning_parser.flush())
         if self._calls is not None:
             thoughts, calls = self._thought_calls.flush(cut=cut)
@@ -211,8 +204,7 @@ class StopStrings:
         places = [(held.find(stop), stop) for stop in self._stops]
         matches = [(place + len(stop), place, stop) for place, stop in places if place >= 0]
         if matches:
-            # The stop string that ends first wins, so that cuts between fed texts do not change the
-            # result.
+            # Choose the stop string that ends first, so that cuts between texts change nothing.
             _, place, self.matched = min(matches)
             self._held = ""
             return held[:place]

@@ -74,8 +74,7 @@ def join_pieces(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
 
 
 def longest_beginning(text: str, *starts: str) -> int:
-    """Return the length of the longest end of ``text`` that is a proper prefix of one of
-    ``starts``."""
+    """Return the length of the longest end of ``text`` that only begins one of ``starts``."""
     longest = 0
     for each in starts:
         place = text.find(each[0], max(0, len(text) - len(each) + 1))
@@ -96,8 +95,7 @@ class Usage:
     prefix: PrefixReport | None = None
     """The prefix cache's report on the prompts; None before the first token."""
     kept_tokens: int = 0
-    """The number of prompt tokens that the prefix cache has after the request, including tokens
-    that it had before."""
+    """The number of prompt tokens in the prefix cache after the request, including old ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +105,7 @@ class Delta:
     pieces: list[AnswerPiece] = field(default_factory=list)
     tokens: list[TokenReport] = field(default_factory=list)
     finish: str | None = None
-    """The reason for the answer's end: "stop", "length" or "tool_calls". Only the last delta has
-    it."""
+    """The reason for the end, only in the last delta: "stop", "length" or "tool_calls"."""
     index: int = 0
     """The index of the answer (choice) in the request."""
     stop_string: str | None = None

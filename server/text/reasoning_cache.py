@@ -39,8 +39,7 @@ class ReasoningRecorder:
                 self._first_call = self._first_call or piece.id
 
     def end(self) -> None:
-        """Store the reasoning. Do nothing for an answer without text and calls, which has no
-        key."""
+        """Store the reasoning, unless the answer has neither text nor calls to make a key of."""
         content = "".join(self._content)
         if self._reasoning and (self._first_call or content.strip()):
             self._keep(self._key_of(content, self._first_call), "".join(self._reasoning))
@@ -79,7 +78,7 @@ class Recalled:
 
     conversation: Conversation
     new_recorder: Callable[[], ReasoningRecorder] | None
-    """Makes the recorder of the new answer. None if the answer continues the last turn."""
+    """Makes the recorder of the new answer. It is None if the answer continues the last turn."""
 
 
 class ReasoningCache:

@@ -19,8 +19,7 @@ LINES = 100
 
 
 class TimeUp(BaseException):
-    """Raised in code that takes too long. It is no Exception, so that foreign code does not catch
-    it."""
+    """Raised in code that takes too long. It is no Exception: foreign code must not catch it."""
 
 
 class TimeLimit:
@@ -38,8 +37,7 @@ class TimeLimit:
         self._ended = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run ``work``, which contains the ``with`` statement, in a thread. Meanwhile, watch the
-        time."""
+        """Run ``work``, which contains the ``with`` statement, in a thread with a time limit."""
         self._look()
         try:
             return await asyncio.to_thread(work)
@@ -118,8 +116,7 @@ class TemplateTrial:
 def try_template(
     process: LimitedProcess, texts: Sequence[str], special_tokens: Mapping[str, Any]
 ) -> TemplateTrial:
-    """Render test conversations in another process. ``special_tokens`` maps template variables to
-    the texts of special tokens."""
+    """Render test conversations in another process, with tokens as template variables."""
     try:
         return TemplateTrial(process.call(LIMITS, render_all, list(texts), dict(special_tokens)))
     except LimitError as error:
@@ -139,8 +136,7 @@ def fault_of(error: Exception, *, with_message: bool) -> str:
 
 
 def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
-    """Render test conversations. Return the error of the plain conversation, or "" if there is
-    none."""
+    """Render test conversations. Return the plain conversation's error, or "" without one."""
     fault = ""
     for text in texts:
         for request in (PLAIN, *OTHERS):

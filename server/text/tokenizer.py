@@ -25,8 +25,7 @@ from server.text.template_trial import TimeLimit
 # The name of a token that stands for one byte of a character.
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_LEVEL = "ByteLevel"
-# SentencePiece's decoder steps in their order. The steps replace signs by spaces, decode byte
-# tokens, join the tokens, and drop a leading space.
+# SentencePiece's decoder steps: signs to spaces, byte tokens to bytes, join, drop a space.
 SENTENCE_PIECE = re.compile(r"(Replace )*(ByteFallback )?(Fuse (Strip )?)?")
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
@@ -157,8 +156,7 @@ class Tokenizer:
     """A model's tokenizer and chat template."""
 
     def __init__(self, path: Path, settings: PromptsSection = PROMPTS) -> None:
-        """``path`` is the model's folder. ``settings`` says if messages may spell special
-        tokens."""
+        """``path`` is the model's folder. ``settings`` may allow special tokens in messages."""
         if not (path / TOKENIZER_FILE).is_file():
             # Without the file, transformers would silently make an empty tokenizer.
             raise TokenizerError(f"{path / TOKENIZER_FILE}: the file does not exist")
@@ -182,8 +180,7 @@ class Tokenizer:
         self._encoder = Encoder(self.fast)
         end_id = loaded.eos_token_id
         self.end_ids: tuple[int, ...] = () if end_id is None else (end_id,)
-        """The id of the token that ends an answer, or nothing if the tokenizer does not name
-        one."""
+        """The id of the token that ends an answer, if the tokenizer names one."""
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
@@ -237,8 +234,7 @@ class Tokenizer:
     async def count_chat(
         self, conversation: Conversation, max_prompt_tokens: int, *, max_template_s: float
     ) -> int:
-        """Count a prompt's tokens. The count is approximate if it is far above
-        ``max_prompt_tokens``. Raises TemplateError."""
+        """Count a prompt's tokens, or estimate far above the maximum. Raises TemplateError."""
         limit = TimeLimit(max_template_s)
 
         def count() -> int:
@@ -257,9 +253,8 @@ class Tokenizer:
         add_special_tokens: bool = False,
         offsets: bool = False,
     ) -> EncodedText:
-        """Encode a text, with the special tokens that it spells. ``add_special_tokens`` adds the
-        tokens that the tokenizer puts around a text. Raises TextTooLongError if the text has far
-        more than ``max_tokens`` tokens."""
+        """Encode a text, with the special tokens that it spells. ``add_special_tokens`` adds tokens
+        around the text. Raises TextTooLongError far above ``max_tokens``."""
 
         def encode() -> EncodedText:
             if max_tokens is not None and self._encoder.exceeds([text], max_tokens):

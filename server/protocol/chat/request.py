@@ -112,8 +112,7 @@ class CalledFunction(WireModel):
     arguments: str | dict[str, Any] | None = None
 
     def to_call(self, call_id: str) -> ToolCall:
-        """Return a ToolCall with the arguments as JSON text. Some clients send them as an
-        object."""
+        """Return a ToolCall with the arguments as JSON text. Some clients send an object."""
         arguments = self.arguments or ""
         if isinstance(arguments, dict):
             arguments = json.dumps(arguments, ensure_ascii=False)
@@ -243,8 +242,7 @@ class ThinkingFields(WireModel):
 def thinking(
     effort: Effort | None, *, enabled: bool | None = None, budget: int | None = None
 ) -> Thinking:
-    """Return the reasoning settings for an effort. ``enabled`` and ``budget`` override the
-    effort."""
+    """Return the reasoning settings for an effort, which ``enabled`` and ``budget`` override."""
     if effort is not None:
         enabled = effort != "none" if enabled is None else enabled
         if effort != "none":

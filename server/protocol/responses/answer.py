@@ -97,8 +97,7 @@ class CallItem:
     """An output item of a tool call with growing arguments."""
 
     def __init__(self, id: str, start: ToolCallStart, names: Json) -> None:
-        """``names`` are the fields with the function's name and namespace, as the client wrote
-        them."""
+        """``names`` has the function's name and namespace as the client wrote them."""
         self._id = id
         self._start = start
         self._names = names
@@ -239,7 +238,7 @@ class ResponseAnswer:
         events: list[Json] = []
         if not self.items:
             events = self.take(TextPiece(Channel.CONTENT, ""))
-        # If the reason is "tool_calls", the last call is complete. An open call at "stop" is not.
+        # With the reason "tool_calls", the last call is complete. With "stop", it is not.
         cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
         return events + self._close("incomplete" if cut else "completed")
 

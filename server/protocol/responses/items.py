@@ -65,8 +65,7 @@ class MessageItem(WireModel):
         return Turn(ROLES[self.role], text)
 
     def stored_form(self, key: str) -> Json:
-        """Return the item with all of OpenAI's fields. A new id, if it needs one, ends in
-        ``key``."""
+        """Return the item with all of OpenAI's fields. If it has no id, ``key`` ends a new id."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         return {
             "type": "message",
@@ -274,7 +273,7 @@ Input = Annotated[
 def read_input(
     value: str | list[WireItem], stored: Callable[[str], Item | None], unsupported: Unsupported
 ) -> list[Placed]:
-    """Return the items without unreadable ones. ``stored`` finds an item by id. Raises ApiError."""
+    """Return the items that can be read. ``stored`` finds an item by its id. Raises ApiError."""
     if isinstance(value, str):
         return [("input", MessageItem(role="user", content=value))]
     items: list[Placed] = []
@@ -323,7 +322,7 @@ NOTHING_SAID = Turn("system")
 
 
 def turns(items: Iterable[Placed], unsupported: Unsupported) -> tuple[Turn, ...]:
-    """Merge items into turns. Raises ApiError."""
+    """Merge neighbouring items of one message into one turn. Raises ApiError."""
     merged: list[Turn] = []
     last: Item | None = None
     for place, item in items:
@@ -338,7 +337,7 @@ def turns(items: Iterable[Placed], unsupported: Unsupported) -> tuple[Turn, ...]
 
 
 def check_begun(items: Sequence[Placed]) -> None:
-    """Raise ApiError if the item after one with ``prefix`` is not from the model."""
+    """Raise ApiError if the item after an item with ``prefix`` is not from the model."""
     for (place, item), (_, after) in pairwise(items):
         by_the_model = isinstance(after, CallItem | ReasoningItem) or (
             isinstance(after, MessageItem) and after.role == "assistant"
@@ -364,8 +363,7 @@ def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
 
 
 def _together(one: Turn, more: Turn, is_one: bool) -> Turn:
-    """Merge two turns. If ``is_one``, ``more`` continues the text of ``one`` without a line
-    break."""
+    """Merge two turns. If ``is_one``, no line break is put between their reasoning texts."""
     between = "\n" if one.reasoning and more.reasoning and not is_one else ""
     return replace(
         one,

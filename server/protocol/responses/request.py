@@ -187,8 +187,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         limits: LimitsSection,
         unsupported: Unsupported,
     ) -> Conversation:
-        """Return the conversation. ``history`` are the items of earlier responses. Raises
-        ApiError."""
+        """Return the conversation. ``history`` has earlier responses' items. Raises ApiError."""
         check_count(len(history) + len(items), limits.max_messages, "items", "input")
         placed = [*(("history", item) for item in history), *items]
         loads = [(place, item) for place, item in placed if isinstance(item, LoadedToolsItem)]
@@ -216,7 +215,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         )
 
     def repeated(self, conversation: Conversation, params: SamplingParams) -> Json:
-        """Return the request's fields that the response repeats, with values for unset fields."""
+        """Return the request's fields that the response repeats. Unset fields have defaults."""
         choice: str | Json = "auto"
         if isinstance(self.tool_choice, str):
             choice = self.tool_choice

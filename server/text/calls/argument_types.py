@@ -17,8 +17,7 @@ JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def argument_types(parameters: dict[str, Any] | None, name: str) -> frozenset[str]:
-    """Return the JSON types that the schema allows for an argument. Return all types if the schema
-    names none."""
+    """Return the argument's JSON types in the schema, or all types if the schema names none."""
     properties = (parameters or {}).get("properties")
     schema = properties.get(name) if isinstance(properties, dict) else None
     return _types(schema, parameters, MAX_DEPTH)

@@ -139,8 +139,7 @@ class JsonMender:
         return text + as_json(word, WORD_TYPES)
 
     def _begin_value(self, *, is_string: bool) -> str:
-        """Return the punctuation that is missing before a value. ``is_string`` means that the value
-        may be a key."""
+        """Return the missing punctuation before a value. A string (``is_string``) may be a key."""
         text, self._held = self._held, ""
         if self._next is Next.COMMA:
             text, self._next = ",", self._first
@@ -168,7 +167,7 @@ class JsonMender:
 # Keys that models use for a call's arguments; the first key is the usual one.
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 BESIDES = {"name", "type", "id"}
-# A name must not contain "<". Otherwise the result would depend on how a tag is cut.
+# A name must not contain "<". Otherwise the place where a text is cut would matter.
 NAMED = r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\<\x00-\x1f]+)"'
 NAME = re.compile(NAMED)
 # If a call begins with this head, its arguments are sent as they stream in.
@@ -202,8 +201,7 @@ class HermesCall:
         self.complete = False
         """True if all arguments have been read."""
         self.rest: str | None = None
-        """The text after the call, or all text if it is no call. It is None while this is not
-        known."""
+        """The text after the call, or all text if it is no call. It is None at first."""
         self._index = index
         self._new_id = new_id
         self._tools = tools
@@ -217,8 +215,7 @@ class HermesCall:
 
     @property
     def closing(self) -> str:
-        """The text that closes a call after its arguments, or "" if the format has no closing
-        tag."""
+        """The text that closes a call after its arguments, or "" if the format has none."""
         return f"}}\n{CALL_CLOSE}" if self._end == CALL_CLOSE else ""
 
     def feed(self, text: str) -> list[AnswerPiece]:
@@ -233,8 +230,8 @@ class HermesCall:
         return pieces
 
     def flush(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the remaining pieces at the answer's end. If ``cut``, do not repair the
-        arguments."""
+        """Return the last pieces. If the answer was cut off (``cut``), arguments stay
+        unrepaired."""
         if not self.started:
             return self._take_whole(self.unread, "")
         if self.complete:
@@ -251,7 +248,7 @@ class HermesCall:
             self.rest = self.unread
             return []
         head = HEAD.match(self.unread, 0, MAX_HEAD_CHARS)
-        # Models that write "arguments" may use "parameters" for another field.
+        # In the Hermes format, "parameters" may be a field besides "arguments".
         if head and (head[2] == ARGUMENTS[0] or self._tool_format is ToolFormat.LLAMA):
             self.unread = self.unread[head.end() :]
             return self._start(head[1])
@@ -309,9 +306,8 @@ class HermesCall:
 
 
 def whole_call(text: str) -> tuple[str, str] | None:
-    """Return the name and the arguments of a complete call, or None if the text is no call. The
-    arguments may be an object or an object in a string. They may be missing if the call has no
-    field that could contain them."""
+    """Return name and arguments of a complete call, or None if the text is no call. The arguments
+    may be an object, a string with an object, or missing if no other field could be them."""
     call = json_object(text) or {}
     name = call.get("name")
     arguments = next((call[key] for key in ARGUMENTS if call.get(key)), None)

@@ -34,9 +34,8 @@ class CallParser:
         *,
         begun_content: str = "",
     ) -> None:
-        """The answer ends after ``max_calls`` calls. ``remember`` is a function that stores
-        complete calls. ``begun_content`` is the beginning of the content that the client has
-        written."""
+        """The answer ends after ``max_calls`` calls. ``remember`` stores complete calls.
+        ``begun_content`` is the client's text at the beginning of the content."""
         self.calls = 0
         """The number of complete calls up to now."""
         self._tools = tools
@@ -68,8 +67,7 @@ class CallParser:
 
     @property
     def ended_with_calls(self) -> bool:
-        """True if the answer has calls and the last is complete. Valid only after the answer's
-        end."""
+        """At the answer's end, True if the answer has calls and the last call is complete."""
         return self.done or (self.calls > 0 and self._call is None)
 
     def feed(self, text: str) -> list[AnswerPiece]:
@@ -77,8 +75,7 @@ class CallParser:
         return self._advance(final=False)
 
     def flush(self, *, cut: bool = False) -> list[AnswerPiece]:
-        """Return the remaining pieces at the answer's end. ``cut`` is True if the answer was cut
-        off."""
+        """Return the last pieces of the answer. ``cut`` is True if the answer was cut off."""
         return self._advance(final=True, cut=cut)
 
     def _advance(self, *, final: bool, cut: bool = True) -> list[AnswerPiece]:
@@ -149,7 +146,7 @@ class CallParser:
         if self.calls and not self._has_content:
             text = text.lstrip()
         self._has_content = self._has_content or bool(text.strip())
-        # A line break at the end is held back. So after any text was sent, no new line begins.
+        # Text that is sent never ends with a line break, so no new line begins after sent text.
         self._begins_line = self._begins_line and not text
         return [TextPiece(Channel.CONTENT, text)] if text else []
 

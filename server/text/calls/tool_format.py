@@ -34,16 +34,14 @@ OPENING = {
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """Return the call format that a chat template shows to its model, or None if it shows no
-    format."""
+    """Return the call format that a chat template shows to its model, or None without one."""
     if CALL_OPEN not in template:
         return ToolFormat.LLAMA if LLAMA_CALL.search(template) else None
     return ToolFormat.XML if FUNCTION_OPEN in template else ToolFormat.HERMES
 
 
 def is_called(name: str, tools: tuple[Tool, ...]) -> bool:
-    """Return True if a call with this name is valid. If any tool is deferred (not yet in the
-    prompt), every well-formed name is valid, because clients answer calls to tools that are not
-    loaded."""
+    """Return True if a call with this name is valid. If any tool is deferred (loaded later), every
+    well-formed name is valid, because clients answer calls to tools that are not loaded."""
     loads = any(tool.deferred for tool in tools) and TOOL_NAME.fullmatch(name) is not None
     return loads or any(tool.name == name for tool in tools)

@@ -30,8 +30,7 @@ class CallMarks:
     in the prompt, with the tags around it, is replaced by the model's own text of the call."""
 
     def __init__(self, guarded: Callable[[str], str]) -> None:
-        """``guarded`` is a function that marks special tokens in a text, so that they stay plain
-        text."""
+        """``guarded`` puts marks into special tokens in a text, so that they stay plain text."""
         self._guarded = guarded
         self._nonce = secrets.token_hex(NONCE_BYTES)
         self._texts: list[str] = []
@@ -120,8 +119,7 @@ class WrittenCalls:
     """Stores the newest calls, up to a total number of bytes.
 
     All API keys share the calls, because ids are random and cannot be guessed. A stranger with an
-    id would also need the call's name and arguments, and would learn only the call's white
-    space."""
+    id would also need the call's name and arguments, and would learn only white space."""
 
     def __init__(self, max_bytes: int) -> None:
         self._calls: Newest[str, WrittenCall] = Newest(max_bytes)

@@ -39,8 +39,8 @@ class ParameterValue:
     a closing tag, the value ends at the next parameter or at the end of the call."""
 
     def __init__(self, parameters: Container[str], tools: Container[str]) -> None:
-        """``parameters`` are the names of the called tool's parameters. ``tools`` are the names of
-        all offered tools."""
+        """``parameters`` are the called tool's parameter names, ``tools`` all offered tools'
+        names."""
         self.rest: str | None = None
         """The text after the value. It is None while the value is open."""
         self._parameters = parameters
@@ -84,8 +84,8 @@ class ParameterValue:
         return self._held[:end].removesuffix("\n")
 
     def _find_end(self, *, final: bool) -> tuple[int, int] | None:
-        """Return the index of the value's end and of the text after it, or None if it has not
-        ended."""
+        """Return the indices of the value's end and of the text after it, or None without an
+        end."""
         held = self._held
         for tag in TAG.finditer(held, self._searched):
             start = tag.start()
@@ -145,8 +145,7 @@ class XmlCall:
         self, index: int, new_id: Callable[[], str], tools: tuple[Tool, ...], opener: str
     ) -> None:
         self.rest: str | None = None
-        """The text after the call, or all text if it is no call. It is None while this is not
-        known."""
+        """The text after the call, or all text if it is no call. It is None at first."""
         self._index = index
         self._new_id = new_id
         self._offered = tools
@@ -157,7 +156,7 @@ class XmlCall:
         self._schema: dict[str, object] | None = None
         self._is_closed = False
         self._waiting: dict[str, str] = {}
-        """Values that have not been sent yet, as JSON by name."""
+        """The JSON of each value that has not been sent yet, by parameter name."""
         self._separator = ""
         self._name = ""
         self._types: frozenset[str] = STRING
