@@ -140,8 +140,7 @@ class Generation:
     def _end(
         self, finish: FinishReason | None, pieces: list[AnswerPiece], tokens: list[TokenReport]
     ) -> Delta:
-        """End the answer and return its last delta (new part). ``finish`` is the engine's
-        reason."""
+        """End the answer and return its last delta. ``finish`` is the engine's reason, if any."""
         self.finished = True
         self.stream.close()
         stopped = self._cut or finish is FinishReason.STOP
@@ -188,7 +187,8 @@ class Generation:
         return text
 
     def _with_tokens(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-        """Attach the tokens of held-back text to the first of the pieces made from this text."""
+        """Return the pieces. The first text piece gets the tokens whose text was held back so
+        far."""
         if self._parser is not None and self._parser.calls > self._calls:
             self._calls = self._parser.calls
             # The tokens in _held belong to a call. Only the last may also have text after the call.

@@ -92,7 +92,7 @@ def written_tokens(usage: Usage) -> int:
 
 
 def cache_miss(prefix: PrefixReport | None) -> Json | None:
-    """Return the token at which the prefix cache missed, and the reason, or None without a miss."""
+    """Return the position of the first token that was not cached, and the reason, or None."""
     if prefix is None or prefix.miss is None:
         return None
     return {"left_at": prefix.left_at, "reason": prefix.miss.value}

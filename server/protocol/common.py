@@ -147,8 +147,8 @@ MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
 MIN_TOP_P = 1e-6
 MIN_BIAS, MAX_BIAS = -100, 100
-# Factor on limits.max_stop_strings for the APIs of Anthropic and Ollama, which name no limit. Too
-# many stop strings would delay other requests, because each token is searched for all of them.
+# Anthropic's and Ollama's APIs state no limit of stop strings, so this factor raises the setting.
+# Too many would delay other requests, because each token is searched for all stop strings.
 MANY_STOPS = 128
 BIAS_SCHEMA: JsonDict = {"type": "number", "minimum": MIN_BIAS, "maximum": MAX_BIAS}
 MAX_CACHE_SALT_CHARS = 1024
@@ -343,7 +343,7 @@ class SamplingFields(SharedSampling):
         stop_token_ids: frozenset[int],
     ) -> SamplingParams:
         """Return the engine's parameters. ``defaults`` are from generation_config.json. The model's
-        ``stop_token_ids`` are added. Raises ApiError for a bad token id or min_tokens."""
+        ``stop_token_ids`` are added, unless ``ignore_eos``. Raises ApiError for invalid values."""
 
         def chosen(field: str, otherwise: float) -> float:
             value = getattr(self, field)

@@ -31,7 +31,7 @@ def refused(name: str, remedy: str, *harmless: Any) -> RefusedField:
 
 
 def overridden(fields: RefusedFields, *own: RefusedField) -> RefusedFields:
-    """Return ``own`` fields and the fields of ``fields`` that have other names."""
+    """Return the ``own`` fields, and the ``fields`` that have other names."""
     names = {field.name for field in own}
     return (*own, *(field for field in fields if field.name not in names))
 

@@ -24,8 +24,7 @@ class Unsupported:
     """Replaces or refuses the content of one request that is not text, and counts such content."""
 
     def __init__(self, rule: UnseenRule, setting: str, api: Api = "chat") -> None:
-        """``rule`` refuses or replaces images and files. ``setting`` is the rule's name, for
-        errors."""
+        """``rule`` is to refuse or to replace images and files. Errors name its ``setting``."""
         self.count = 0
         """The number of images and files that a note has replaced."""
         self.left_out = Counter[str]()
@@ -59,7 +58,8 @@ class Unsupported:
         self._tools = {tool.name: tool for tool in tools}
 
     def loaded(self, name: str) -> str:
-        """Return the text that offers a tool: its description if it is deferred, else its name."""
+        """Return the text that offers a tool: its description if the prompt omits it, or its
+        name."""
         tool = self._tools.get(name)
         return description(tool) if tool is not None and tool.deferred else f"{name}\n"
 

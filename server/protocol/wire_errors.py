@@ -88,8 +88,7 @@ class ContextOverflowError(ApiError):
     def __init__(
         self, tokens: int | None, max_model_len: int, param: str, reason: str = ""
     ) -> None:
-        """``tokens`` is the prompt's length, if known. ``reason`` is a sentence about the
-        length."""
+        """``tokens`` is the prompt's length, if known. ``reason`` is a sentence about it."""
         self.tokens = tokens
         self.max_model_len = max_model_len
         had = "more tokens than that" if tokens is None else f"{tokens} tokens"
@@ -246,7 +245,7 @@ def from_validation(error: ValidationError, body: bytes = b"") -> ApiError:
 
 
 def _half_a_character(body: bytes) -> ApiError | None:
-    """Make the 400 for a text with half of a surrogate pair. Return None if there is no such text.
+    """Make the 400 for a text with half of a surrogate pair, or return None if there is none.
 
     JSON allows such text (RFC 8259, section 8.2), Unicode does not. pydantic's reader rejects it
     without naming the parameter."""

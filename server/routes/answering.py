@@ -149,8 +149,7 @@ class LineFraming:
         yield b"\n"
 
     def sign_of_life(self, answer: Answer) -> bytes:
-        """Return the first chunks again, which clients ignore but which keep the connection
-        open."""
+        """Return the first chunks again. Clients ignore the repetition, and stay connected."""
         return b"".join(map(self.written, answer.first_chunks()))
 
 
@@ -162,8 +161,9 @@ FRAMINGS: dict[StreamForm, EventFraming | LineFraming] = {
 
 
 class AnswerStream(StreamingResponse):
-    """A streamed answer: one write per engine step, and a sign of life after ``ping_s`` seconds
-    without a write. The end of the response ends the request in the engine."""
+    """A streamed answer: one write per engine step, and a sign of life (a comment or an empty
+    chunk) after ``ping_s`` seconds without a write. The response's end ends the request in the
+    engine."""
 
     def __init__(self, choices: Choices, answer: Answer, ping_s: float) -> None:
         framing = FRAMINGS[answer.stream_form]

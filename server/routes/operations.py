@@ -89,7 +89,7 @@ def _add_operation_routes(router: APIRouter, service: Service) -> None:
 
     @router.get("/version", include_in_schema=False)
     async def get_version() -> dict[str, str]:
-        # The page finds the path of the list of replicas here.
+        # The web page takes the path of the list of replicas from this answer.
         return who_answers() | ({} if service.replicas is None else {"replicas": REPLICAS})
 
     @router.head("/api/hello", include_in_schema=False)  # Claude Code's first request

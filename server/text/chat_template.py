@@ -42,7 +42,7 @@ LINE = "\n"
 
 @dataclass(frozen=True, slots=True)
 class BegunAnswer:
-    """The beginning of an answer that the client has written. The model continues it."""
+    """The beginning of an answer that the client has written and the model continues."""
 
     opening: str = ""
     """Text before ``text``: the tags of reasoning, with the reasoning if it is finished."""
@@ -189,8 +189,7 @@ class ChatTemplate:
         """The reason why this process must not run the template, or "" if it may run."""
 
     def try_out(self, process: LimitedProcess) -> str:
-        """Render test conversations in another process. Return a warning for the operator, or
-        ""."""
+        """Render test conversations in another process. Return a warning for the operator."""
         if not self.exists:
             return f"the model has no chat template: {REFUSED}"
         trial = try_template(process, self._texts, self._tokenizer.special_tokens_map)
@@ -278,8 +277,7 @@ class ChatTemplate:
     ) -> tuple[str, PromptEnds]:
         """Return the prompt and the lengths of its shareable prefixes. A last message that begins
         the answer is omitted. Special tokens in messages have marks. If ``finds_boundaries`` is
-        False, only the system's prefix is measured, as each costs a rendering. Raises
-        TemplateError."""
+        False, only the system's prefix is measured, because each costs a rendering."""
         if conversation.continues:
             conversation = replace(conversation, turns=conversation.turns[:-1], continues=False)
         arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}

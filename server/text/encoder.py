@@ -23,8 +23,7 @@ class SpecialTokens:
     """Puts marks into texts, so that a tokenizer reads no part of a text as a special token."""
 
     def __init__(self, contents: Iterable[str]) -> None:
-        """``contents`` are the tokens' texts. A text of one character is ignored: it has no
-        middle."""
+        """``contents`` are the tokens' texts. A single character cannot be cut and is ignored."""
         self.contents = tuple(content for content in contents if len(content) > 1)
 
     def guarded(self, value: Any) -> Any:

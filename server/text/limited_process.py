@@ -80,8 +80,7 @@ class LimitedProcess:
                 self._process = None
 
     def call(self, limits: Limits, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Call ``work`` with JSON values. If the call fails, end the process and raise
-        LimitError."""
+        """Call ``work`` with JSON values. If that fails, end the process and raise LimitError."""
         call = (work.__module__, work.__qualname__, arguments, astuple(limits))
         request = json.dumps(call, default=str).encode() + b"\n"
         try:

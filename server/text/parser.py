@@ -106,7 +106,7 @@ class ParseOptions:
     remember: Remember | None = field(default=None, compare=False)
     """A function that stores each complete call."""
     begun: str = ""
-    """The client's beginning of the answer. The pieces do not contain this text."""
+    """The beginning of the answer that the client has written. No piece contains it."""
 
     @property
     def first_channel(self) -> Channel | None:
@@ -114,7 +114,7 @@ class ParseOptions:
 
     @property
     def begun_content(self) -> str:
-        """The client's beginning of the content, or "" if the client has begun the reasoning."""
+        """The beginning of the content that the client has written, or "" if it is reasoning."""
         return self.begun if self.first_channel is Channel.CONTENT else ""
 
 

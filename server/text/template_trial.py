@@ -48,7 +48,7 @@ class TimeLimit:
             self._watching.cancel()
 
     def _look(self) -> None:
-        """End the code if its time is up; otherwise schedule the next check."""
+        """Raise TimeUp in the code if its time is up. Otherwise schedule the next check."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             self.end()
@@ -116,7 +116,7 @@ class TemplateTrial:
 def try_template(
     process: LimitedProcess, texts: Sequence[str], special_tokens: Mapping[str, Any]
 ) -> TemplateTrial:
-    """Render test conversations in another process, with tokens as template variables."""
+    """Render test conversations in another process. ``special_tokens`` are template variables."""
     try:
         return TemplateTrial(process.call(LIMITS, render_all, list(texts), dict(special_tokens)))
     except LimitError as error:

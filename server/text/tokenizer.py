@@ -25,7 +25,7 @@ from server.text.template_trial import TimeLimit
 # The name of a token that stands for one byte of a character.
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_LEVEL = "ByteLevel"
-# SentencePiece's decoder steps: signs to spaces, byte tokens to bytes, join, drop a space.
+# SentencePiece's decoder steps write spaces for signs, decode bytes, join tokens, and strip.
 SENTENCE_PIECE = re.compile(r"(Replace )*(ByteFallback )?(Fuse (Strip )?)?")
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
@@ -36,8 +36,8 @@ class DecoderError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TokenDecoder:
-    """The rules of a ``tokenizer.json`` that decode each token alone. Only a leading space of a
-    text may need other tokens, too. Format: huggingface.co/docs/tokenizers, Components."""
+    """The rules of a ``tokenizer.json`` that decode each token alone. Only the decoding of a
+    leading space depends on other tokens. Format: huggingface.co/docs/tokenizers, Components."""
 
     is_byte_level: bool = False
     """True if tokens are written in the alphabet of byte-level BPE."""
@@ -234,7 +234,8 @@ class Tokenizer:
     async def count_chat(
         self, conversation: Conversation, max_prompt_tokens: int, *, max_template_s: float
     ) -> int:
-        """Count a prompt's tokens, or estimate far above the maximum. Raises TemplateError."""
+        """Count a prompt's tokens, or estimate a number far above the maximum. Raises
+        TemplateError."""
         limit = TimeLimit(max_template_s)
 
         def count() -> int:

@@ -108,7 +108,8 @@ def with_loaded(
     tools: Iterable[PlacedTool], loaded: Iterable[PlacedTool], *, searched: bool
 ) -> list[PlacedTool]:
     """Add the ``loaded`` tools, which messages define, unless ``tools`` has their names. If
-    ``searched``, the client expects this server to search ``tools``, so none is deferred."""
+    ``searched``, the client expects this server to search ``tools``, so the prompt shows them
+    all."""
     first = [(replace(it, deferred=it.deferred and not searched), place) for it, place in tools]
     names = {tool.name for tool, _ in first}
     late = {tool.name: (replace(tool, deferred=True), place) for tool, place in loaded}

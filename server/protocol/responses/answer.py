@@ -163,7 +163,7 @@ class ResponseAnswer:
     stream_form: ClassVar[StreamForm] = StreamForm.NAMED_EVENTS
 
     metadata: ResponseMetadata
-    """The id is ``resp_`` and a key unique to the response."""
+    """The metadata's id is ``resp_`` and a key unique to the response."""
     token_bytes: TokenText
     repeated: Json
     """The request's fields that the response repeats."""

@@ -65,7 +65,7 @@ class MessageItem(WireModel):
         return Turn(ROLES[self.role], text)
 
     def stored_form(self, key: str) -> Json:
-        """Return the item with all of OpenAI's fields. If it has no id, ``key`` ends a new id."""
+        """Return the item with all of OpenAI's fields. A missing id is made from ``key``."""
         kind = "output_text" if self.role == "assistant" else "input_text"
         return {
             "type": "message",

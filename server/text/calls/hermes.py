@@ -167,7 +167,7 @@ class JsonMender:
 # Keys that models use for a call's arguments; the first key is the usual one.
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 BESIDES = {"name", "type", "id"}
-# A name must not contain "<". Otherwise the place where a text is cut would matter.
+# A name must not contain "<", so that no part of a closing tag is read as a name.
 NAMED = r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\<\x00-\x1f]+)"'
 NAME = re.compile(NAMED)
 # If a call begins with this head, its arguments are sent as they stream in.
@@ -230,8 +230,7 @@ class HermesCall:
         return pieces
 
     def flush(self, *, cut: bool) -> list[AnswerPiece]:
-        """Return the last pieces. If the answer was cut off (``cut``), arguments stay
-        unrepaired."""
+        """Return the last pieces. If the answer was cut off (``cut``), repair no arguments."""
         if not self.started:
             return self._take_whole(self.unread, "")
         if self.complete:
@@ -306,8 +305,8 @@ class HermesCall:
 
 
 def whole_call(text: str) -> tuple[str, str] | None:
-    """Return name and arguments of a complete call, or None if the text is no call. The arguments
-    may be an object, a string with an object, or missing if no other field could be them."""
+    """Return the name and the arguments of a complete call, or None if the text is no call. The
+    arguments may be an object, a string with an object, or missing if no field is unknown."""
     call = json_object(text) or {}
     name = call.get("name")
     arguments = next((call[key] for key in ARGUMENTS if call.get(key)), None)

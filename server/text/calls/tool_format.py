@@ -24,7 +24,7 @@ class ToolFormat(Enum):
     """``{"name": "f", "parameters": {"x": 1}}`` as the whole answer."""
 
 
-# Some models omit <tool_call> if the call begins a line.
+# Models open calls with these tags. Some omit <tool_call> if the call begins a line.
 OPENERS = (CALL_OPEN, FUNCTION_OPEN, PYTHON_TAG)
 OPENING = {
     ToolFormat.HERMES: re.compile(f"({CALL_OPEN})"),

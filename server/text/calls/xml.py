@@ -39,8 +39,7 @@ class ParameterValue:
     a closing tag, the value ends at the next parameter or at the end of the call."""
 
     def __init__(self, parameters: Container[str], tools: Container[str]) -> None:
-        """``parameters`` are the called tool's parameter names, ``tools`` all offered tools'
-        names."""
+        """``parameters`` are the names of the tool's parameters, ``tools`` those of all tools."""
         self.rest: str | None = None
         """The text after the value. It is None while the value is open."""
         self._parameters = parameters
@@ -84,8 +83,7 @@ class ParameterValue:
         return self._held[:end].removesuffix("\n")
 
     def _find_end(self, *, final: bool) -> tuple[int, int] | None:
-        """Return the indices of the value's end and of the text after it, or None without an
-        end."""
+        """Return the indices of the value's end and of the text after it, or None if not found."""
         held = self._held
         for tag in TAG.finditer(held, self._searched):
             start = tag.start()
@@ -279,7 +277,6 @@ class XmlCall:
         return self._json(self._fields() + "}")
 
     def _fields(self) -> str:
-        """Return the values that are not sent yet as JSON fields."""
         fields = ""
         for name, value in self._waiting.items():
             fields += self._key(name) + value
