@@ -22,7 +22,7 @@ PROBE_POLL_S = 0.1
 
 
 async def generates(client: ServingEngine, timeout_s: float) -> bool:
-    """Return True if the engine computes tokens. A short request ahead of all others tests this."""
+    """Return True if the engine computes tokens for a short request of the highest priority."""
     pooling = client.limits.embedding_size is not None
     params = SamplingParams(max_tokens=0 if pooling else 1, temperature=0.0)
     computed = _computed_tokens(client)
@@ -55,7 +55,7 @@ ENGINE_ENDED = "The engine has ended; the server must be restarted."
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Refuses requests that the engine has no room for, before work is spent on them."""
+    """Refuses requests that the engine has no room for, before the server works on the requests."""
 
     client: ServingEngine
     metrics: Metrics
@@ -103,7 +103,7 @@ class Admission:
         return unavailable(ENGINE_ENDED)
 
     def count_refusal(self, error: QueueFullError) -> ApiError:
-        """Count a request that was refused for lack of room. Return the error for its client."""
+        """Count a request that was refused for lack of room. Return the error for the client."""
         of_the_key = isinstance(error, ShareFullError)
         self.metrics.count_refusal(Refusal.KEY_SHARE if of_the_key else Refusal.QUEUE_FULL)
         return key_share_full() if of_the_key else overloaded()

@@ -54,7 +54,8 @@ class Prompt:
 
     @property
     def params(self) -> SamplingParams:
-        """The first answer's sampling parameters; only the seeds of later answers differ."""
+        """The first answer's sampling parameters. Later answers differ from them only in the
+        seed."""
         return self.submission.params[0]
 
 
@@ -85,7 +86,8 @@ class Generation:
         self._recorder = prompt.new_recorder() if prompt.new_recorder is not None else None
         self._stop_token_ids = prompt.params.stop_token_ids
         self._held: list[TokenReport] = []
-        """Content tokens whose text is held back, because it may begin a stop string or a tag."""
+        """Reports of content tokens whose text is held back, as the text may begin a stop
+        string."""
         self._calls = 0
         self._has_calls = False
         self._max_tokens = prompt.params.max_tokens
@@ -124,8 +126,9 @@ class Generation:
         return delta
 
     def cut_off(self) -> Delta:
-        """End an answer whose time is over as if it had reached its maximum length. Return its last
-        delta. Raises GenerationError if requested log-probabilities of the prompt are missing."""
+        """End an answer whose time is over as if the maximum length had been reached. Return the
+        last delta. Raises GenerationError if requested log-probabilities of the prompt are
+        missing."""
         if self._scores_prompt and not self._begun:
             raise GenerationError("the time of the request was over before it was read")
         return self._deliver(self._end(FinishReason.LENGTH, [], []))
@@ -187,8 +190,7 @@ class Generation:
         return text
 
     def _with_tokens(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-        """Return the pieces. The first text piece gets the tokens whose text was held back so
-        far."""
+        """Return the pieces. The first text piece gets the tokens whose text was held back."""
         if self._parser is not None and self._parser.calls > self._calls:
             self._calls = self._parser.calls
             # The tokens in _held belong to a call. Only the last may also have text after the call.
@@ -237,8 +239,8 @@ class Choices:
         max_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Submit all prompts to the engine, or none if one fails. ``max_s`` seconds later, running
-        answers are cut off. Raises the errors of ``ServingEngine.submit_choices``."""
+        """Submit all prompts to the engine, or no prompt if one fails. After ``max_s`` seconds,
+        running answers are cut off. Raises the errors of ``ServingEngine.submit_choices``."""
         self._request_times = times or RequestTimes(Latencies(client.limits.max_model_len))
         self._clock = clock
         self._ends_at = clock() + max_s
@@ -268,7 +270,7 @@ class Choices:
 
     @property
     def usage(self) -> Usage:
-        """Token counts so far. Each prompt counts once, with its first answer's cached tokens."""
+        """Token counts up to now. A prompt with several answers is counted once."""
         return Usage(
             self._prompt_tokens,
             sum(generation.completion_tokens for generation in self._generations),
@@ -284,7 +286,8 @@ class Choices:
     async def steps(self, ping_s: float) -> AsyncIterator[list[Delta]]:
         """Yield lists of new deltas, ordered by choice (answer), until every choice has finished.
         After ``ping_s`` seconds without a delta, yield an empty list. After ``max_s`` seconds, cut
-        off all running choices. If the caller stops early, abort them. Raises GenerationError."""
+        off running choices. If the caller stops early, abort running choices. Raises
+        GenerationError."""
         try:
             while running := [choice for choice in self._generations if not choice.finished]:
                 left_s = self._ends_at - self._clock()

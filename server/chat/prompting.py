@@ -41,7 +41,7 @@ async def compiled_constraint(
     ignores_eos: bool,
     turns_param: str,
 ) -> TokenConstraint | None:
-    """Compile the constraint of an answer; return None if any text is allowed. Raises ApiError."""
+    """Return the constraint of an answer, or None if any text is allowed. Raises ApiError."""
     spec = constraint_spec_of(conversation, options)
     try:
         constraint = await grammars.compile(spec, options.begun_content)
@@ -97,7 +97,7 @@ class ChatSpec:
     conversation: Conversation
     sampling: SamplingFields
     max_tokens: int | None = None
-    """Maximum number of the answer's tokens; None and -1 mean as many as fit the context."""
+    """The maximum number of the answer's tokens. With None and -1, the context is the limit."""
     max_tokens_param: str = "max_tokens"
     """The API's name for ``max_tokens``, used in error messages."""
     logprobs: int | None = None
@@ -117,8 +117,8 @@ class ChatPrompts:
     written_calls: WrittenCalls
     reasoning_cache: ReasoningCache
     encoding: asyncio.Semaphore
-    """Limits how many prompts are encoded at once. A request that has waited here checks again that
-    the engine has room, so that no prompt is encoded only to be refused."""
+    """Limits the number of prompts that are encoded at a time. A request that has waited here
+    checks again that the engine has room, so that no prompt is encoded only to be refused."""
     limits: LimitsSection
 
     async def prompt(self, chat: ChatSpec, salt: PrefixSalt) -> Prompt:
@@ -177,7 +177,7 @@ class ChatPrompts:
             )
 
     async def count_tokens(self, conversation: Conversation, param: str, salt: PrefixSalt) -> int:
-        """Count a conversation's tokens, or estimate them if far too many. Raises ApiError."""
+        """Count a conversation's tokens. A count far above the limit is approximate."""
         conversation, _ = self._check(conversation, param)
         async with self.encoding:
             known = await self._recall(conversation, salt)
@@ -221,7 +221,7 @@ class ChatPrompts:
         return await asyncio.to_thread(both)
 
     async def _encode_fitting(self, conversation: Conversation, param: str) -> EncodedChat:
-        """Encode the prompt. If it is too long, raise an ApiError that counts the tools' tokens."""
+        """Encode the prompt. The error for a too long prompt counts the tokens of the tools."""
         try:
             encoded = await self._encode(conversation, param, self.rules.max_model_len)
             self.rules.check_prompt(encoded.ids, param)

@@ -1,4 +1,4 @@
-"""Keep the newest responses in memory, for clients that read or continue them by id."""
+"""Keep the newest responses in memory, so that clients can read or continue a response by id."""
 
 import secrets
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ WIRE_ITEM: TypeAdapter[Any] = TypeAdapter(WireItem)
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response with the conversation's items (messages, calls and results) that it answers."""
+    """A response, and the items (messages, calls and results) of the conversation before it."""
 
     response: Json
     history: tuple[Json, ...]
@@ -43,7 +43,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The newest responses. A tenant (API key) can read only its own responses."""
+    """Stores the newest responses. A tenant (API key) can read only the tenant's own responses."""
 
     def __init__(self, max_bytes: int) -> None:
         """``max_bytes`` limits the responses of all tenants together. With 0, nothing is stored."""

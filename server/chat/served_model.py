@@ -22,7 +22,7 @@ class ServedModel:
     """The model's names, and the sampling parameters that its makers recommend."""
 
     names: tuple[str, ...]
-    """Names that requests may use for the model; the first name is its id."""
+    """Names that requests may use for the model. The first name is the model's id."""
     defaults: dict[str, Any]
     """Sampling parameters of generation_config.json, for fields that a request omits."""
     stop_token_ids: frozenset[int]
@@ -38,8 +38,8 @@ class ServedModel:
 
     def is_called(self, name: str) -> bool:
         """Return True if a client's name means this model. Trailing slashes and Ollama's default
-        tag are ignored. Organisations are compared only if both names have one: ``name`` matches
-        ``org/name``, but ``mine/name`` does not match ``yours/name``."""
+        tag are ignored. Organisations are compared only if both names have an organisation:
+        ``name`` matches ``org/name``, but ``mine/name`` does not match ``yours/name``."""
         if self.any_name:
             return True
         requested = _without_end(name)
@@ -76,7 +76,7 @@ class PromptRules:
 
     @property
     def max_total_tokens(self) -> int:
-        """Maximum number of tokens of all texts together in one request body."""
+        """The maximum number of tokens in all texts of a request body together."""
         return max(MAX_BODY_TOKEN_IDS, self.max_model_len)
 
     def check_token_ids(self, ids: Sequence[int], param: str) -> None:

@@ -109,7 +109,7 @@ def usage_chunks(
 
 
 class Answer(Protocol):
-    """An answer in an endpoint's format. It is built from deltas, each a newly generated part."""
+    """An answer in an endpoint's format. Deltas (newly generated parts) are added to the answer."""
 
     stream_form: ClassVar[StreamForm]
 
@@ -145,6 +145,6 @@ class GatheredCall:
 
     @property
     def text(self) -> str:
-        """The call as text of the answer, for arguments that turn out to be no JSON object."""
+        """The call as text of the answer, to be used if the arguments are no JSON object."""
         name = json.dumps(self.start.name, ensure_ascii=False)
         return f'{CALL_OPEN}\n{{"name": {name}, "arguments": {self.arguments}'

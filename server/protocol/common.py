@@ -234,7 +234,7 @@ class ResponseOptions:
     choices: int = 1
     include_usage: bool = False
     cache_report: bool = False
-    """True if ``usage`` says why the prefix cache had only a part of the prompt."""
+    """True if ``usage`` reports why the prefix cache had only a part of the prompt."""
 
 
 class WireModel(BaseModel):
@@ -293,7 +293,7 @@ class SamplingFields(SharedSampling):
     cache_salt: CacheSalt | None = None
     """Requests share cached prompts only if their salts are equal."""
     cache_report: bool | None = None
-    """True if ``usage`` must say why the prefix cache had only a part of the prompt."""
+    """True if ``usage`` must report why the prefix cache had only a part of the prompt."""
     min_tokens: Whole | None = Field(default=None, ge=0, le=2**31 - 1)
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None

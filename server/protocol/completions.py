@@ -93,7 +93,7 @@ class Echo:
 
 @dataclass(slots=True)
 class _TextChoice:
-    """The parts received so far of one choice, which is one of several answers to a prompt."""
+    """The received parts of a choice, which is one of several answers to a prompt."""
 
     begun: bool = False
     """True if the prompt has been echoed."""
@@ -203,7 +203,8 @@ class TextAnswer:
         }
 
     def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """Return log-probabilities by token text. The likeliest of tokens with one text counts."""
+        """Return log-probabilities by token text. If tokens have equal texts, the likeliest
+        counts."""
         best: dict[str, float] = {}
         for token, value in (*logprobs.top, (token_id, logprobs.logprob)):
             best.setdefault(self._text_of(token), value)

@@ -1,6 +1,6 @@
-"""Unsupported fields that would change the answer. Requests that set one of them are refused.
+"""Unsupported fields that would change the answer. A request that sets such a field is refused.
 
-The wire models define the accepted fields; all other fields are ignored. FIELDS.md lists the fields
+The wire models define the accepted fields. All other fields are ignored. FIELDS.md lists the fields
 that clients send. A field that is null counts as missing."""
 
 from dataclasses import dataclass

@@ -14,17 +14,17 @@ Api = Literal["chat", "responses", "messages", "ollama"]
 IMAGES = frozenset({"image", "image_url", "input_image"})
 FILES = frozenset({"document", "file", "input_file"})
 AUDIO = frozenset({"audio", "input_audio"})
-# Agents use these APIs. Their histories keep unsupported parts, so such parts are omitted.
+# Agents use these APIs and send old parts again and again, so unsupported parts are omitted.
 AGENTS: frozenset[Api] = frozenset({"messages", "responses"})
 # The log names at most MAX_KINDS unknown types of parts, and only types that KIND matches.
 MAX_KINDS, KIND, UNKNOWN = 16, re.compile(r"[a-z0-9_]{1,64}"), "unknown"
 
 
 class Unsupported:
-    """Replaces or refuses the content of one request that is not text, and counts such content."""
+    """Replaces or refuses images, files and other content that is not text, and counts them."""
 
     def __init__(self, rule: UnseenRule, setting: str, api: Api = "chat") -> None:
-        """``rule`` is to refuse or to replace images and files. Errors name its ``setting``."""
+        """``rule`` is to refuse or to replace images and files. Errors name the ``setting``."""
         self.count = 0
         """The number of images and files that a note has replaced."""
         self.left_out = Counter[str]()
@@ -58,7 +58,7 @@ class Unsupported:
         self._tools = {tool.name: tool for tool in tools}
 
     def loaded(self, name: str) -> str:
-        """Return the text that offers a tool: its description if the prompt omits it, or its
+        """Return the text that offers a tool: the description of a deferred tool, or else the
         name."""
         tool = self._tools.get(name)
         return description(tool) if tool is not None and tool.deferred else f"{name}\n"

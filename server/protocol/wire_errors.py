@@ -88,7 +88,8 @@ class ContextOverflowError(ApiError):
     def __init__(
         self, tokens: int | None, max_model_len: int, param: str, reason: str = ""
     ) -> None:
-        """``tokens`` is the prompt's length, if known. ``reason`` is a sentence about it."""
+        """``tokens`` is the prompt's length, if known. ``reason`` is a sentence about the
+        length."""
         self.tokens = tokens
         self.max_model_len = max_model_len
         had = "more tokens than that" if tokens is None else f"{tokens} tokens"
@@ -150,7 +151,7 @@ class UnknownModelError(ApiError):
 
 
 def come_back(status: int, message: str, code: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
-    """Make a 429 or 503 that tells the client when to retry."""
+    """Make a 429 or 503 error with the header Retry-After."""
     return ApiError(
         status,
         f"{message}; try again later.",
@@ -208,7 +209,7 @@ def shutting_down() -> ApiError:
 
 def generation_failed(reason: str, what: str = "Generation") -> ApiError:
     """Return the error for an engine's reason: 500 for a fault, 400 if the answer's format has
-    reached its limits, 503 if the server shuts down or replicas are lost or full."""
+    reached a limit, 503 if the server shuts down or replicas are lost or full."""
     if reason == SHUTTING_DOWN:
         return shutting_down()
     if reason in (REPLICA_LOST, REPLICAS_FULL):
@@ -220,7 +221,7 @@ def generation_failed(reason: str, what: str = "Generation") -> ApiError:
 
 
 def internal_error(message: str = "The server failed to answer.") -> ApiError:
-    """Make the 500, with a header that asks clients not to retry."""
+    """Make the 500 error, with a header that forbids clients to retry."""
     return ApiError(
         500,
         message,

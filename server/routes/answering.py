@@ -1,4 +1,4 @@
-"""Sends answers as a stream or as one JSON body, and notices clients that disconnect."""
+"""Sends answers as a stream or as one JSON body. Stops work for clients that disconnect."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ CLIENT_CLOSED_REQUEST = 499
 DONE = b"data: [DONE]\n\n"
 SIGN_OF_LIFE = b": waiting\n\n"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-# The number of list members to encode at once: numbers and texts, or lists and objects.
+# The number of list members to encode at once. CONTAINERS is for lists of lists or objects.
 PLAIN_VALUES, CONTAINERS = 4096, 16
 PIECE_BYTES = 65536
 
@@ -87,7 +87,7 @@ async def _gather(choices: Choices, answer: Answer, ping_s: float) -> dict[str, 
 
 async def unless_left(request: Request, computation: Coroutine[Any, Any, T]) -> T | None:
     """Return a computation's result. If the client leaves, cancel the computation and return None.
-    The request's body must have been read before."""
+    Read the request's body before."""
     computing = asyncio.create_task(computation)
     leaving = asyncio.create_task(_client_left(request))
     try:
@@ -161,9 +161,8 @@ FRAMINGS: dict[StreamForm, EventFraming | LineFraming] = {
 
 
 class AnswerStream(StreamingResponse):
-    """A streamed answer: one write per engine step, and a sign of life (a comment or an empty
-    chunk) after ``ping_s`` seconds without a write. The response's end ends the request in the
-    engine."""
+    """A streamed answer. Each engine step causes one write, and ``ping_s`` seconds without a write
+    cause a sign of life (a comment or an empty chunk). The response's end aborts the request."""
 
     def __init__(self, choices: Choices, answer: Answer, ping_s: float) -> None:
         framing = FRAMINGS[answer.stream_form]
@@ -184,8 +183,8 @@ class AnswerStream(StreamingResponse):
 async def _written(
     framing: EventFraming | LineFraming, choices: Choices, answer: Answer, ping_s: float
 ) -> AsyncIterator[bytes]:
-    """Yield the stream's bytes, one write at a time. An error ends the stream with an error object
-    in place of the usual end, so that clients notice the error."""
+    """Yield the bytes of the stream's writes. An error ends the stream with an error object in
+    place of the usual end, so that clients notice the error."""
 
     def written(objects: Iterable[dict[str, Any]]) -> bytes:
         return b"".join(map(framing.written, objects))
@@ -237,7 +236,7 @@ def json_pieces(value: Any) -> Iterator[bytes]:
 
 
 async def paced(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Join small pieces to writes of about PIECE_BYTES; let other tasks run between writes."""
+    """Join pieces to writes of about PIECE_BYTES. Other tasks can run between the writes."""
     gathered: list[bytes] = []
     size = 0
     for piece in pieces:

@@ -67,7 +67,7 @@ def listed(name: str, created: int, max_model_len: int | None) -> Json:
 
 
 def anthropic_model(name: str, created: int, max_model_len: int | None) -> Json:
-    """Return Anthropic's object for a model. The parameters are those of ``listed``."""
+    """Return Anthropic's object for a model. The parameters are as in ``listed``."""
     return {
         "type": "model",
         "id": name,

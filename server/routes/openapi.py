@@ -1,7 +1,7 @@
 """Decides to which API a path belongs, and makes the OpenAPI schema.
 
-Routes declare their bodies with ``openapi_extra=takes(Model)``; FastAPI adds the rest. All paths of
-an API have the same errors. https://spec.openapis.org/oas/v3.1.0"""
+Routes declare their bodies with ``openapi_extra=takes(Model)``. FastAPI adds other fields. All
+paths of an API have the same errors. https://spec.openapis.org/oas/v3.1.0"""
 
 from functools import cache
 from typing import Any
@@ -66,8 +66,8 @@ def takes(model: type[WireModel], stream: str = EVENTS) -> Json:
 
 @cache
 def _schema_of(model: type[WireModel]) -> Json:
-    """Return a model's schema, cached because it is slow to make. Callers must not change it."""
-    # Names of definitions get a prefix, since different bodies may use one name.
+    """Return a model's schema. The schema is cached, so callers must not change it."""
+    # Names of definitions get a prefix, since two bodies may use equal names.
     return model.model_json_schema(ref_template=f"{SHARED}{model.__name__}.{{model}}")
 
 

@@ -44,7 +44,7 @@ VARY = {"Vary": "Accept"}
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One of the page's files, ready to send."""
+    """A file of the page, ready to send."""
 
     content: bytes
     kind: str
@@ -52,7 +52,7 @@ class PageFile:
     caching: dict[str, str]
 
     def response(self, request: Request) -> Response:
-        """Return the file, or 304 if the client has it already."""
+        """Return the file, or 304 if the client already has the file."""
         headers = HEADERS | VARY | self.caching | {"ETag": self.etag}
         known = [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]
         if self.etag in known or f"W/{self.etag}" in known:

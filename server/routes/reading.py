@@ -49,8 +49,8 @@ GeneratingT = TypeVar("GeneratingT", bound=SamplingFields)
 
 
 async def read_json(request: Request, limits: LimitsSection) -> bytes:
-    """Read a body within the limits of its route. Raises ApiError, such as 415 for a content type
-    other than JSON: browsers let any web page send other types without a preflight request."""
+    """Read a body within the limits of the route. Raises ApiError, such as 415 for a content type
+    other than JSON, because browsers let any web page send other types without a preflight."""
     if not JSON_TYPE.match(request.headers.get("content-type", "")):
         raise not_json()
     body = await request.body()
@@ -102,7 +102,8 @@ class RequestReader:
         return body.conversation(config.limits, self.unsupported(request, api))
 
     def unsupported(self, request: Request, api: Api) -> Unsupported:
-        """Return a new object that handles images and files. Headers and log show its counts."""
+        """Return a new object that handles and counts images and files. Headers and log show
+        counts."""
         unsupported = Unsupported(getattr(self.config.images, api), f"images.{api}", api)
         request.state.unsupported = unsupported
         return unsupported

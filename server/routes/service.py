@@ -27,13 +27,13 @@ ENCODED_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFigures:
-    """A cluster's replica as of its last report. Without a report, host and counts are unknown."""
+    """The last report of a cluster's replica. Without a report, host and counts are unknown."""
 
     name: str
     host: str | None
     """The machine's name."""
     state: Literal["up", "silent", "starting"]
-    """A silent replica no longer answers; a starting replica does not answer yet."""
+    """A silent replica no longer answers. A starting replica does not answer yet."""
     heard_s_ago: float | None
     """The report's age in seconds."""
     running: int = 0
@@ -68,7 +68,7 @@ class Service:
     encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ENCODED_AT_ONCE))
     clock: Callable[[], float] = time.monotonic
     replicas: Callable[[], list[ReplicaFigures]] | None = None
-    """A function that returns a cluster's replicas; None if the engine runs in this process."""
+    """A function that returns a cluster's replicas. None if the engine runs in this process."""
 
     @property
     def reader(self) -> RequestReader:

@@ -45,7 +45,7 @@ class BegunAnswer:
     """The beginning of an answer that the client has written and the model continues."""
 
     opening: str = ""
-    """Text before ``text``: the tags of reasoning, with the reasoning if it is finished."""
+    """The text before ``text``: the tags of reasoning, and the reasoning if it is finished."""
     text: str = ""
     """The text that the model continues: content, or reasoning that the client has not finished."""
 
@@ -81,7 +81,7 @@ def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> Begun
 
 
 def _parts(turn: Turn) -> _Parts:
-    """Split an assistant's message. Some clients put the reasoning into its text, between tags."""
+    """Split an assistant's message. Some clients put the reasoning into the text, between tags."""
     text = turn.text.lstrip()
     if turn.reasoning or not text.startswith(OPEN):
         return _Parts(turn.reasoning or None, bool(turn.text), turn.text)
@@ -89,7 +89,7 @@ def _parts(turn: Turn) -> _Parts:
     return _Parts(reasoning, bool(close), content.lstrip(LINE))
 
 
-# Names of variables that transformers sets, or has as parameters of its functions.
+# Names of variables that transformers sets, or that its functions have as parameters.
 SUPPLIED = frozenset(
     {"messages", "raise_exception", "strftime_now"}
     | signature(PreTrainedTokenizerFast.apply_chat_template).parameters.keys()
@@ -109,7 +109,7 @@ class Generation(Extension):
 
 def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> frozenset[str]:
     """Return the names of the variables that the templates ``texts`` expect from outside, except
-    those of transformers and ``special_tokens``. A template with a syntax error is skipped."""
+    variables of transformers and ``special_tokens``. Skip a template with a syntax error."""
     environment = Environment(autoescape=True, extensions=["jinja2.ext.loopcontrols", Generation])
     variables: set[str] = set()
     for text in texts:
@@ -122,7 +122,7 @@ def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> f
 
 
 def _unset_variables(node: nodes.Node, known: set[str]) -> set[str]:
-    """Return the variables that a template's node reads before they are set. Add the variables that
+    """Return the variables that a template's node reads before setting them. Add the variables that
     the node sets to ``known``."""
     if isinstance(node, nodes.Name):
         if node.ctx == "load":
@@ -151,7 +151,7 @@ REFUSED = "chats, messages and responses are refused, completions are not"
 
 
 class PromptEnds(NamedTuple):
-    """Lengths in characters of a prompt's prefixes that other prompts may share; 0 if unknown."""
+    """Lengths in characters of a prompt's prefixes that other prompts may share, or 0 (unknown)."""
 
     system: int
     """The length of the tools and first system messages, which other conversations may share."""
@@ -166,7 +166,7 @@ class TemplateError(ValueError):
     """Raised for a conversation that the model's chat template cannot render."""
 
     def __init__(self, message: str, reason: str) -> None:
-        """``reason`` is the cause as written to the log. It has no text of the conversation."""
+        """``reason`` is the cause as written to the log, without text of the conversation."""
         super().__init__(message)
         self.reason = reason
 
@@ -175,7 +175,8 @@ class ChatTemplate:
     """Runs a model's chat template, which is a foreign program, in a sandbox."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, special_tokens: SpecialTokens) -> None:
-        """``special_tokens`` puts marks into special tokens in messages, so that they stay text."""
+        """``special_tokens`` puts marks into special tokens in messages: the tokens stay plain
+        text."""
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
         text = self._text(tools=[])
@@ -210,7 +211,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_late_system(self) -> bool:
-        """True if system messages after other messages are rendered. Some templates refuse them."""
+        """True if the template renders a system message after other messages."""
         talk = [USER, ANSWER, {"role": "system", "content": MARK}, USER]
         return MARK in self._render_or_nothing(talk)
 
@@ -251,7 +252,8 @@ class ChatTemplate:
 
     def with_effort(self, conversation: Conversation) -> Conversation:
         """Return the conversation with its reasoning effort, or the nearest effort that the
-        template names, as a template argument. If the template takes no effort, change nothing."""
+        template names, as a template argument. Change nothing if the template has no such
+        argument."""
         thinking, given = conversation.thinking, dict(conversation.template_arguments)
         name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
         if thinking.effort is None or name is None or name in given:
@@ -275,9 +277,9 @@ class ChatTemplate:
         finds_boundaries: bool = True,
         limit: TimeLimit | None = None,
     ) -> tuple[str, PromptEnds]:
-        """Return the prompt and the lengths of its shareable prefixes. A last message that begins
-        the answer is omitted. Special tokens in messages have marks. If ``finds_boundaries`` is
-        False, only the system's prefix is measured, because each costs a rendering."""
+        """Return the prompt and the lengths of the prefixes that other prompts may share. A last
+        message that begins the answer is omitted. Special tokens in messages have marks. If
+        ``finds_boundaries`` is False, only the system's prefix is measured, which costs less."""
         if conversation.continues:
             conversation = replace(conversation, turns=conversation.turns[:-1], continues=False)
         arguments = _arguments(conversation) | {"add_generation_prompt": add_generation_prompt}
@@ -288,7 +290,7 @@ class ChatTemplate:
             message = "the model's chat template takes too long to render these messages"
             raise TemplateError(message, "it takes longer than limits.max_template_s") from None
         except Exception as error:
-            # The template is a foreign program: any error means that it refuses the conversation.
+            # The template is a foreign program: any error means that the conversation is refused.
             message = "the model's chat template cannot render these messages"
             words = " ".join(str(error).split())[:MAX_WORDS_CHARS].rstrip(".")
             if type(error) is jinja2.TemplateError and words:
@@ -338,7 +340,7 @@ class ChatTemplate:
         after = conversation.turns_after_person
         person = 0 if after is None else len(messages) - after
         counts = (len(system), person, len(messages)) if finds_boundaries else (len(system), 0, 0)
-        # The counts are often equal, and a set renders each prefix once.
+        # Counts are often equal. The set avoids a second rendering of the same prefix.
         ends = {n: self._end_of(messages[:n], written, marks, arguments) for n in set(counts)}
         return prompt, PromptEnds(*(ends[n] for n in counts))
 
@@ -346,7 +348,7 @@ class ChatTemplate:
         self, part: list[Message], written: str, marks: CallMarks, arguments: dict[str, Any]
     ) -> int:
         """Return the length, in characters, of the prompt's prefix that the messages ``part`` make,
-        or 0 if it is unknown. ``written`` is the prompt with marks in place of calls."""
+        or 0 for an unknown length. ``written`` is the prompt with marks in place of calls."""
         try:
             end = common_chars(self._part_text(part, arguments), written)
             return len(marks.replace(written[:end], is_whole=False))
@@ -384,8 +386,8 @@ class ChatTemplate:
 
 
 def _arguments(conversation: Conversation) -> dict[str, Any]:
-    """Return the template's arguments besides the messages. An argument that the request leaves
-    unset is omitted, because a template may treat False differently."""
+    """Return the template's arguments besides the messages. An unset argument is omitted, because a
+    template may treat False differently."""
     arguments: dict[str, Any] = dict(conversation.template_arguments)
     if conversation.thinking.enabled is not None:
         arguments["enable_thinking"] = conversation.thinking.enabled
@@ -395,7 +397,7 @@ def _arguments(conversation: Conversation) -> dict[str, Any]:
 
 
 def with_calls_apart(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """Split each message with several calls into messages with one call and the call's result."""
+    """Split each message with several calls, so that each call precedes its own result."""
     apart, rest = list[Turn](), deque(turns)
     while rest:
         turn = rest.popleft()
@@ -421,8 +423,8 @@ def template_messages(
 ) -> list[Message]:
     """Return the conversation's turns as messages for a template. The first system turns become one
     message. If ``takes_late_system`` is False, later system turns become user messages. If
-    ``takes_no_user`` is False and there is no user message, a lone system message becomes one, or
-    an empty user message is added. ``marks`` replaces calls whose original text is known."""
+    ``takes_no_user`` is False, a conversation without a user message gets one: a lone system
+    message, or else an empty message. ``marks`` replaces calls whose original text is known."""
     leading = list(takewhile(lambda turn: turn.role == "system", conversation.turns))
     messages = [_message(turn, marks) for turn in conversation.turns[len(leading) :]]
     for message in messages:

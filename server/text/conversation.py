@@ -22,7 +22,7 @@ class Tool:
     """A function that the model may call."""
 
     name: str
-    """The name, unique among the tools. Its characters are letters, digits and ``_.:/-``."""
+    """The name, unique among the tools, of letters, digits and ``_.:/-``."""
     description: str | None = None
     parameters: dict[str, Any] | None = None
     """The JSON Schema of the arguments. None allows any object."""
@@ -52,7 +52,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """The rule that says if the model may, must or must not call tools, and which tools."""
+    """The rule for calls: the model may, must or must not call tools, and only some tools."""
 
     mode: Literal["none", "auto", "required", "named"] = "auto"
     name: str | None = None
@@ -110,7 +110,7 @@ class Thinking:
     """The limits of the model's reasoning before an answer."""
 
     enabled: bool | None = None
-    """True if the model must reason, False if it must not. None leaves this to the template."""
+    """True if the model must reason, False if it must not, None if the template decides."""
     budget: int | None = None
     """The maximum number of reasoning tokens. None means no limit but the answer's length."""
     effort: str | None = None
@@ -155,7 +155,7 @@ class Conversation:
 
     @property
     def turns_after_person(self) -> int | None:
-        """The number of turns after the newest turn by a person, or None without such a turn."""
+        """The number of turns after the newest turn that a person wrote, or None."""
         turns = enumerate(reversed(self.turns))
         return next((number for number, turn in turns if turn.is_a_persons), None)
 

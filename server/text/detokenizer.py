@@ -1,4 +1,4 @@
-"""Decode token ids to text one by one, in whole characters."""
+"""Decode token ids to text one by one. The text consists of whole characters."""
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from server.text.tokenizer import EncodedText, Tokenizer
 
 
 class Detokenizer:
-    """Decodes the tokens of one answer. The joined texts of ``feed`` and ``flush`` equal the text
+    """Decodes the tokens of an answer. The joined texts of ``feed`` and ``flush`` equal the text
     that the tokenizer decodes from all ids together, except near bytes that form no character."""
 
     def __init__(

@@ -27,7 +27,7 @@ class SpecialTokens:
         self.contents = tuple(content for content in contents if len(content) > 1)
 
     def guarded(self, value: Any) -> Any:
-        """Return a JSON value with all of its strings guarded as by ``guarded_text``."""
+        """Return a JSON value, to all strings of which ``guarded_text`` was applied."""
         if isinstance(value, str):
             return self.guarded_text(value)
         if isinstance(value, list):
@@ -46,14 +46,14 @@ class SpecialTokens:
 
 
 def pieces_of(prompt: str) -> list[str]:
-    """Cut a prompt at the marks that ``guarded_text`` has put into its texts."""
+    """Cut a prompt at the marks that ``guarded_text`` has put into the prompt's texts."""
     if MARK not in prompt:
         return [prompt]
     return [piece.replace(MARK + ESCAPE, MARK) for piece in CUT.split(prompt)]
 
 
 # A token's encoding takes over a hundred bytes. So if a text has more than SHORT_TOKEN_CHARS per
-# allowed token, its tokens are first counted in slices, with small errors at the cuts.
+# allowed token, the tokens are first counted in slices, with small errors at the cuts.
 SHORT_TOKEN_CHARS = 2
 SLICE_CHARS = 65_536
 SLICING_RATIO = 2

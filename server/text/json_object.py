@@ -37,7 +37,7 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 def follow(reference: object, root: object) -> Any:
-    """Resolve a ``$ref`` (RFC 6901) within a schema; return None if its target does not exist."""
+    """Resolve a ``$ref`` (RFC 6901) within a schema. Return None if the target does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     for step in reference.split("/")[1:]:

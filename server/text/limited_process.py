@@ -46,7 +46,7 @@ class LimitError(Exception):
     """Raised if a call in another process gives no result. The message is the reason."""
 
     def __init__(self, fault: str, *, begun: bool) -> None:
-        """``begun`` is True if the function had started, so that its own work has failed."""
+        """``begun`` is True if the function had started, so that the function itself has failed."""
         super().__init__(fault)
         self.begun = begun
 
@@ -65,7 +65,7 @@ class LimitedProcess:
     """Calls functions in another process, which ``start`` or the first call starts."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that are added to those in ``KEPT_VARIABLES``."""
+    """Environment variables of the process, in addition to ``KEPT_VARIABLES``."""
     modules: Sequence[str] = ()
     """Modules that the process imports before the first call."""
     _process: "subprocess.Popen[bytes] | None" = None
@@ -107,7 +107,7 @@ class LimitedProcess:
             os.set_blocking(self._process.stdin.fileno(), False)
 
     def _answer(self, request: bytes, limits: Limits) -> bytes:
-        """Send a request and return the line with its result. Raises LimitError."""
+        """Send a request and return the line with the result. Raises LimitError."""
         self.start()
         process = self._process
         assert process is not None
@@ -169,7 +169,7 @@ def _beyond_size(size_bytes: int, what: str) -> str:
 
 
 def limit_this_process(limits: Limits) -> None:
-    """Set the system's limits on this process, in case its parent dies and cannot end it."""
+    """Set the system's limits on this process. They hold even if the parent process dies."""
     own = psutil.Process()
     times, addresses = own.cpu_times(), own.memory_info().vms
     for kind, limit in (

@@ -1,4 +1,4 @@
-"""Split an answer's streamed text into reasoning, content and calls, and end it at stop strings."""
+"""Split an answer's streamed text into reasoning, content and calls, and search stop strings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class ReasoningParser:
         return self._state is Channel.REASONING
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Take in the next text. Return the pieces of the fed text whose channel is certain now."""
+        """Take in the next text. Return the pieces that later text cannot change."""
         self._held += text
         return join_pieces(self._advance(final=False))
 
@@ -97,12 +97,12 @@ class ParseOptions:
     """Rules for parsing the answer to a chat."""
 
     prompt: str
-    """The rendered prompt, whose end shows whether the model already reasons."""
+    """The rendered prompt. Its end shows if the model is already reasoning."""
     tools: tuple[Tool, ...] = ()
     """The tools that may be called. Without tools, calls are content."""
     tool_format: ToolFormat = ToolFormat.HERMES
     max_calls: int | None = None
-    """Number of calls after which the answer ends; None means no limit."""
+    """The number of calls after which the answer ends. None means no limit."""
     remember: Remember | None = field(default=None, compare=False)
     """A function that stores each complete call."""
     begun: str = ""
@@ -143,7 +143,7 @@ class AnswerParser:
 
     @property
     def done(self) -> bool:
-        """True if the answer has its last allowed call. Further text is ignored."""
+        """True if the answer has the last call that is allowed. Further text is ignored."""
         return self._calls is not None and self._calls.done
 
     @property
@@ -156,7 +156,7 @@ class AnswerParser:
         return self._calls is not None and self._calls.ended_with_calls
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Take in the next text. Return the pieces of the fed text that are certain now."""
+        """Take in the next text. Return the pieces that later text cannot change."""
         return join_pieces(self._split(self._reasoning_parser.feed(text)))
 
     def flush(self, *, cut: bool = False) -> list[AnswerPiece]:

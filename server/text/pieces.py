@@ -8,7 +8,7 @@ from server.text.conversation import Channel
 
 @dataclass(frozen=True, slots=True)
 class TokenReport:
-    """A generated token and its log-probabilities."""
+    """A generated token with log-probabilities."""
 
     token_id: int
     logprobs: TokenLogprobs
@@ -45,7 +45,7 @@ class ToolCallArguments:
 
 
 AnswerPiece = TextPiece | ToolCallStart | ToolCallArguments
-"""A part of an answer. A call ends before the next piece that is not one of its arguments."""
+"""A part of an answer. A call ends before the next piece that has no arguments of the call."""
 
 
 def join_pieces(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
@@ -74,7 +74,7 @@ def join_pieces(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
 
 
 def longest_beginning(text: str, *starts: str) -> int:
-    """Return the length of the longest end of ``text`` that only begins one of ``starts``."""
+    """Return the length of the longest end of ``text`` that could grow to one of ``starts``."""
     longest = 0
     for each in starts:
         place = text.find(each[0], max(0, len(text) - len(each) + 1))
@@ -87,20 +87,20 @@ def longest_beginning(text: str, *starts: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts up to now, summed over all prompts and answers of a request."""
+    """Counts of the tokens up to now in all prompts and answers of a request."""
 
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int
     prefix: PrefixReport | None = None
-    """The prefix cache's report on the prompts; None before the first token."""
+    """The prefix cache's report on the prompts. It is None before the first token."""
     kept_tokens: int = 0
     """The number of prompt tokens in the prefix cache after the request, including old ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The parts of one answer that are new since the answer's last delta."""
+    """The newly generated part of one answer."""
 
     pieces: list[AnswerPiece] = field(default_factory=list)
     tokens: list[TokenReport] = field(default_factory=list)

@@ -3,9 +3,9 @@
 Some templates write earlier reasoning into the prompt. If a client omits the reasoning, the prompt
 no longer matches the cached prefix. So this cache puts the reasoning back.
 
-The key of an answer with calls is made from the random id of its first call. The key of any other
-answer is made from its text and all earlier turns, because short answers are often equal. Two
-tenants (API keys) never share a key."""
+The key of an answer with calls is made from the random id of the first call. The key of any other
+answer is made from the answer's text and all earlier turns, because short answers are often equal.
+Two tenants (API keys) never share a key."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class ReasoningRecorder:
 
 
 class KeyOfAnswer:
-    """Computes keys for the answers of a conversation, whose turns are added one by one."""
+    """Computes keys for the answers of a conversation. Turns are added one at a time."""
 
     def __init__(self, salt: PrefixSalt) -> None:
         """``salt`` makes the keys of different tenants (API keys) differ."""

@@ -19,7 +19,7 @@ LINES = 100
 
 
 class TimeUp(BaseException):
-    """Raised in code that takes too long. It is no Exception: foreign code must not catch it."""
+    """Raised in code that takes too long. Foreign code must not catch TimeUp as an Exception."""
 
 
 class TimeLimit:
@@ -57,7 +57,8 @@ class TimeLimit:
             self._watching = loop.call_later(wait_s, self._look)
 
     def end(self) -> None:
-        """Raise TimeUp once in the limited code, or when this code begins if it has not begun."""
+        """Raise TimeUp once in the limited code. If the code has not begun, raise when it
+        begins."""
         if self._ended:
             return  # take no lock here: TimeUp may have hit the thread that holds it
         with self._lock:
@@ -77,8 +78,8 @@ class TimeLimit:
         with self._lock:
             self._thread, self._deadline = None, float("inf")
         if self._ended and kind is not TimeUp:
-            # TimeUp is pending for this thread. Wait until it is raised, so that it reaches no
-            # other code. If it were cancelled, the interpreter would look for it forever.
+            # TimeUp is pending for this thread. Wait until TimeUp is raised, so that it reaches no
+            # other code. If TimeUp were cancelled, the interpreter would look for it forever.
             for _ in range(LINES):
                 time.sleep(0)
             raise TimeUp
@@ -92,7 +93,7 @@ USER, ANSWER = {"role": "user", "content": "Hello"}, {"role": "assistant", "cont
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOL = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
 PLAIN: dict[str, Any] = {"messages": [USER]}
-# A template may refuse these conversations, but must not exceed the limits with them.
+# A template may refuse these conversations, but must not exceed the limits.
 OTHERS: tuple[dict[str, Any], ...] = (
     {"messages": [SYSTEM, USER, ANSWER, USER]},
     {"messages": [USER, ANSWER, SYSTEM, USER]},
@@ -108,7 +109,7 @@ class TemplateTrial:
     """The result of rendering test conversations with a chat template."""
 
     fault: str
-    """The reason why a plain conversation was not rendered; "" if it was rendered."""
+    """The reason why a plain conversation was not rendered, or "" if it was rendered."""
     ends: bool = True
     """True if the template kept to the limits of time and memory."""
 
@@ -136,7 +137,7 @@ def fault_of(error: Exception, *, with_message: bool) -> str:
 
 
 def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
-    """Render test conversations. Return the plain conversation's error, or "" without one."""
+    """Render test conversations. Return the error of the plain conversation, or ""."""
     fault = ""
     for text in texts:
         for request in (PLAIN, *OTHERS):

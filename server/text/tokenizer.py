@@ -31,7 +31,7 @@ STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 class DecoderError(ValueError):
-    """Raised for a decoder that does not decode tokens one by one. The message is its JSON."""
+    """Raised for a decoder that does not decode tokens one by one. The message has the decoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class TokenDecoder:
 
 
 def read_decoder(decoder: Decoder | None) -> TokenDecoder:
-    """Read a tokenizer's decoder. Raises DecoderError if it does not decode tokens one by one."""
+    """Read a tokenizer's decoder. Raises DecoderError if the decoder does not fit TokenDecoder."""
     state = {"decoders": []} if decoder is None else json.loads(decoder.__getstate__())
     steps: list[dict[str, Any]] = state.get("decoders", [state])
     kinds = [step["type"] for step in steps]
@@ -180,7 +180,7 @@ class Tokenizer:
         self._encoder = Encoder(self.fast)
         end_id = loaded.eos_token_id
         self.end_ids: tuple[int, ...] = () if end_id is None else (end_id,)
-        """The id of the token that ends an answer, if the tokenizer names one."""
+        """The id of the token that ends an answer, if the tokenizer names an end token."""
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
@@ -254,7 +254,7 @@ class Tokenizer:
         add_special_tokens: bool = False,
         offsets: bool = False,
     ) -> EncodedText:
-        """Encode a text, with the special tokens that it spells. ``add_special_tokens`` adds tokens
+        """Encode a text. Special tokens in the text take effect. ``add_special_tokens`` adds tokens
         around the text. Raises TextTooLongError far above ``max_tokens``."""
 
         def encode() -> EncodedText:

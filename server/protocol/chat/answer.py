@@ -20,7 +20,7 @@ from server.text.pieces import AnswerPiece, Delta, TextPiece, TokenReport, ToolC
 
 @dataclass(slots=True)
 class _ChatChoice:
-    """The parts received so far of one choice, which is one of several answers to a prompt."""
+    """The received parts of a choice, which is one of several answers to a prompt."""
 
     content: str = ""
     reasoning: str = ""
@@ -79,7 +79,7 @@ class ChatAnswer:
         ]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        """Return the chunks to stream for a delta. The finish reason gets its own chunk."""
+        """Return the chunks to stream for a delta. The finish reason has a chunk of its own."""
         chunks: list[Json] = []
         index = delta.index
         logprobs = _chat_logprobs(delta.tokens, self.token_bytes)
@@ -132,7 +132,7 @@ class ChatAnswer:
 
 
 def _chat_fields(piece: AnswerPiece) -> Json:
-    """Return a piece as JSON fields. Reasoning has two names, as clients read one or the other."""
+    """Return a piece as JSON fields. Clients read the reasoning under one of two field names."""
     if isinstance(piece, ToolCallStart):
         function = {"name": piece.name, "arguments": ""}
         call = {"index": piece.index, "id": piece.id, "type": "function", "function": function}

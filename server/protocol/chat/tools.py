@@ -45,8 +45,8 @@ class NamedTool(WireModel):
     namespace: str | None = None
 
     def meant(self, tools: Sequence[Tool], place: str) -> frozenset[str]:
-        """Return the names of the chosen tools: one function, or all functions of a namespace.
-        Raises ApiError, in which ``place`` names the choice."""
+        """Return the names of the chosen tools: a function, or all functions of a namespace. Raises
+        ApiError, in which ``place`` names the choice."""
         name = self.name if self.function is None else self.function.name
         if self.type not in ("function", "namespace", None) or name is None:
             raise invalid("Only functions can be chosen, by their name.", place)
@@ -108,8 +108,7 @@ def with_loaded(
     tools: Iterable[PlacedTool], loaded: Iterable[PlacedTool], *, searched: bool
 ) -> list[PlacedTool]:
     """Add the ``loaded`` tools, which messages define, unless ``tools`` has their names. If
-    ``searched``, the client expects this server to search ``tools``, so the prompt shows them
-    all."""
+    ``searched``, the client expects this server to search ``tools``, so prompts show all tools."""
     first = [(replace(it, deferred=it.deferred and not searched), place) for it, place in tools]
     names = {tool.name for tool, _ in first}
     late = {tool.name: (replace(tool, deferred=True), place) for tool, place in loaded}

@@ -60,9 +60,10 @@ PING: Json = {"type": "ping"}
 
 @dataclass(slots=True)
 class _Blocks:
-    """Converts an answer's pieces to events of Anthropic's content blocks, one open at a time.
+    """Converts an answer's pieces to events of Anthropic's content blocks.
 
-    A tool call is sent when complete, and becomes text if its arguments are no JSON object."""
+    At most one block is open. A tool call is sent when it is complete. If the arguments of a call
+    are no JSON object, the call becomes text."""
 
     used_tools: bool = False
     _count: int = 0

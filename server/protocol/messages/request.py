@@ -91,7 +91,7 @@ def read_custom_tools(
     tools: Sequence[OfferedTool], added: Iterable[tuple[OfferedTool, str]]
 ) -> tuple[Tool, ...]:
     """Return the tools that the client runs. ``added`` are tools that messages define, each with
-    the name of its field for errors. Raises ApiError."""
+    the field's name for errors. Raises ApiError."""
     placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
     searched = any((tool.type or "").startswith(SEARCH_TOOLS) for tool in tools)
     return collect_tools(with_loaded(_read(placed), _read(added), searched=searched))
@@ -105,7 +105,7 @@ def _read(tools: Iterable[tuple[OfferedTool, str]]) -> list[PlacedTool]:
 # Claude Code's prompt begins with this line. It differs each time, so the cache would never match.
 BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n*")
 FAILED = "Error: "
-# Types of content blocks that are read; server/protocol/unsupported.py handles other types.
+# The types of content blocks that have a meaning here. Unsupported handles other types.
 READ = frozenset(
     {
         *("text", "thinking", "redacted_thinking", "compaction", "image", "document"),
@@ -206,7 +206,7 @@ class InputMessage(WireModel):
     content: str | ListOf[Block]
 
     def added_tools(self, place: str) -> Iterator[tuple[OfferedTool, str]]:
-        """Yield the tools that the message defines, each with the name of its field for errors."""
+        """Yield the tools that the message defines, each with the field's name for errors."""
         for number, block in enumerate(self.content if isinstance(self.content, list) else ()):
             if block.tool is not None and block.tool.definition is not None:
                 yield block.tool.definition, f"{place}.content[{number}].tool.definition"

@@ -39,7 +39,7 @@ class ModelFacts:
     family: str = UNKNOWN
     """``model_type`` in config.json."""
     parameters: int = 0
-    """Number of weights, counted before quantization packs several into one."""
+    """The number of weights. Weights that quantization has packed count separately."""
     quantization: str = UNKNOWN
     """The format of the weights, such as ``BF16`` or ``4bit``."""
     size_bytes: int = 0
@@ -63,7 +63,7 @@ class Loaded:
     """The memory of the weights and of the current KV cache."""
     on_gpu: bool = False
     expires_at: datetime | None = None
-    """Time at which the model will be unloaded if it stays idle, or None if it never will be."""
+    """The time at which the model will be unloaded if no request comes, or None for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class ModelInfo:
 
 def capabilities(*, embeds: bool, calls: bool, thinks: bool) -> tuple[str, ...]:
     """Return a model's capabilities in Ollama's words. ``embeds`` means that the model makes only
-    embeddings. ``calls`` and ``thinks`` mean that its template supports tools and reasoning."""
+    embeddings. ``calls`` and ``thinks`` mean that the template has tools and reasoning."""
     if embeds:
         return ("embedding",)
     return ("completion", *(["tools"] if calls else []), *(["thinking"] if thinks else []))

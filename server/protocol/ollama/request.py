@@ -63,7 +63,7 @@ INSTEAD = {
     "repetition_penalty": "use repeat_penalty",
     "cache_salt": "it stands beside the options",
 }
-# Options that other APIs accept or refuse and Ollama does not have. Requests must not set them.
+# Options of other APIs that Ollama does not have. A request that sets such an option is refused.
 OPTIONS_REFUSED = tuple(
     refused(field.name, INSTEAD.get(field.name, field.remedy), *field.harmless)
     for field in (
@@ -86,7 +86,7 @@ DURATION = re.compile(f"([+-]?)((?:{PART.pattern})+|{NUMBER})", re.ASCII)
 
 def keep_alive_s(value: float | str | None) -> float | None:
     """Return the seconds that an idle model stays loaded. ``value`` is a number of seconds, or a
-    text such as "10m" or "1h30m". A negative value means for ever. Raises ApiError (400)."""
+    text such as "10m" or "1h30m". A negative value means infinity. Raises ApiError (400)."""
     if value is None:
         return None
     seconds = _seconds(value) if isinstance(value, str) else value
@@ -323,7 +323,8 @@ class OllamaEmbedRequest(KeptFields):
 
     @property
     def neutral(self) -> EmbeddingRequest | None:
-        """The request as one of /v1/embeddings, or None if the request only loads the model."""
+        """The request in the form of /v1/embeddings, or None if the request only loads the
+        model."""
         if not self.input:
             return None
         return EmbeddingRequest(

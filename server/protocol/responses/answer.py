@@ -25,7 +25,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextItem:
-    """An output item of reasoning or text that grows. It has one content part."""
+    """An output item for reasoning or text, which grows while the answer streams."""
 
     def __init__(
         self, id: str, channel: Channel, token_bytes: TokenText, packs_reasoning: bool
@@ -163,7 +163,7 @@ class ResponseAnswer:
     stream_form: ClassVar[StreamForm] = StreamForm.NAMED_EVENTS
 
     metadata: ResponseMetadata
-    """The metadata's id is ``resp_`` and a key unique to the response."""
+    """The metadata of the response. The id is ``resp_`` and a key unique to the response."""
     token_bytes: TokenText
     repeated: Json
     """The request's fields that the response repeats."""
@@ -197,7 +197,8 @@ class ResponseAnswer:
         return [self._numbered(event)]
 
     def failure(self, error: ApiError) -> Json:
-        """Return the last event of a response that has failed, with the output so far."""
+        """Return the last event of a response that has failed, with the output until the
+        failure."""
         response = self._object("failed") | {
             "output": self.items,
             "error": {"code": error.type, "message": error.message} | error.late_fields,
@@ -238,7 +239,7 @@ class ResponseAnswer:
         events: list[Json] = []
         if not self.items:
             events = self.take(TextPiece(Channel.CONTENT, ""))
-        # With the reason "tool_calls", the last call is complete. With "stop", it is not.
+        # A call is complete if the reason is "tool_calls", and incomplete if the reason is "stop".
         cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
         return events + self._close("incomplete" if cut else "completed")
 

@@ -156,7 +156,7 @@ class ReasoningItem(WireModel):
 
     @property
     def _reasoning(self) -> str:
-        """The item's text, else its unpacked ``encrypted_content``, else its summary."""
+        """The item's text, or else the unpacked ``encrypted_content``, or else the summary."""
         text = "".join(part.text for part in self.content or ())
         text = text or read_reasoning(self.encrypted_content or "") or ""
         return text or "\n\n".join(part.text for part in self.summary or ())
@@ -204,7 +204,7 @@ class OtherItem(WireModel):
 
 
 Item = MessageItem | CallItem | CallOutputItem | ReasoningItem | LoadedToolsItem
-# Types of items that are read; server/protocol/unsupported.py handles other types.
+# Types of items that have a class here. unsupported.py handles other types.
 TAGS = {
     "message": "Message",
     "function_call": "Call",
@@ -273,7 +273,7 @@ Input = Annotated[
 def read_input(
     value: str | list[WireItem], stored: Callable[[str], Item | None], unsupported: Unsupported
 ) -> list[Placed]:
-    """Return the items that can be read. ``stored`` finds an item by its id. Raises ApiError."""
+    """Return the items that can be read. ``stored`` finds an item by id. Raises ApiError."""
     if isinstance(value, str):
         return [("input", MessageItem(role="user", content=value))]
     items: list[Placed] = []
@@ -352,7 +352,7 @@ def is_begun(item: Item) -> bool:
 
 def _goes_on(last_role: Role, last: Item, role: Role, item: Item) -> bool:
     """Return True if ``item`` belongs to the turn of ``last``. Within a turn, the model reasons
-    before it writes text or calls tools, and writes only one text."""
+    before text and calls, and writes only one text."""
     if (last_role, role) != ("assistant", "assistant"):
         return False
     if is_begun(last):

@@ -29,21 +29,21 @@ class Next(Enum):
 
 
 class JsonMender:
-    """Repairs a model's JSON object as it streams in; valid JSON stays unchanged.
+    """Repairs a model's JSON object as it streams in. Valid JSON stays unchanged.
 
     Repaired mistakes: line breaks and invalid escapes in strings, Python's quotes, words that JSON
     lacks, missing or doubled commas and colons, and missing brackets."""
 
     def __init__(self) -> None:
         self._closing: list[str] = []
-        """The brackets that will close the open brackets; the innermost is last."""
+        """The brackets that will close the open brackets. The innermost bracket is last."""
         self._next = Next.VALUE
         self._held = ""
         """A comma and the blanks after it, held back until a value follows."""
         self._word = ""
         """The beginning of an unfinished number or word."""
         self._quote = ""
-        """The quote that will end the open string; "" outside strings."""
+        """The quote that will end the open string, or "" outside strings."""
         self._escape = ""
         """The beginning of an unfinished escape in the open string."""
 
@@ -61,7 +61,8 @@ class JsonMender:
         return self._held + self._escape + self._word
 
     def feed(self, character: str) -> str:
-        """Take in the object's next character. Return the repaired text that is certain now."""
+        """Take in the object's next character. Return repaired text that later text cannot
+        change."""
         if self._quote:
             return self._in_string(character)
         if character not in PUNCTUATION and (character != "'" or self._word):
@@ -150,7 +151,7 @@ class JsonMender:
         return text
 
     def _missing_value(self) -> str:
-        """Return ``null``, with a colon if needed, if the last key lacks its value."""
+        """Return ``null``, with a colon if needed, if the last key has no value."""
         colon = ":" if self._next is Next.COLON else ""
         if self._next in (Next.KEY, Next.COMMA) or self._first is Next.VALUE:
             return ""
@@ -164,17 +165,17 @@ class JsonMender:
         return text + self._closing.pop()
 
 
-# Keys that models use for a call's arguments; the first key is the usual one.
+# Keys that models use for a call's arguments. The first key is the usual key.
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 BESIDES = {"name", "type", "id"}
 # A name must not contain "<", so that no part of a closing tag is read as a name.
 NAMED = r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\<\x00-\x1f]+)"'
 NAME = re.compile(NAMED)
-# If a call begins with this head, its arguments are sent as they stream in.
+# If a call begins like this, the arguments are sent as they stream in.
 HEAD = re.compile(NAMED + r'\s*,\s*"(arguments|parameters)"\s*:\s*(?=\{)')
 NO_CALL = {
     ToolFormat.HERMES: re.compile(r"\s*[^\s{]"),
-    # JSON with other keys is an ordinary answer, which is sent as it streams in.
+    # JSON with other keys is an ordinary answer, so the text is sent at once.
     ToolFormat.LLAMA: re.compile(
         rf'\s*(?:[^\s{{]|\{{\s*(?:[^\s"]|"(?!(?:name|type|{"|".join(ARGUMENTS)})")[^"]*"))'
     ),
@@ -188,7 +189,7 @@ FILLING = re.compile(r'\s*(?:,\s*(?:"[^<]*|$))?[\s}]*')
 
 class HermesCall:
     """Reads a call in JSON from the text after an opening tag. The repaired arguments are sent as
-    they stream in. A call with an unusual order of keys is sent when it is complete."""
+    they stream in. A call with an unusual order of keys is sent when the call is complete."""
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class HermesCall:
         self.complete = False
         """True if all arguments have been read."""
         self.rest: str | None = None
-        """The text after the call, or all text if it is no call. It is None at first."""
+        """The text after the call, or all text if there is no call. It is None while undecided."""
         self._index = index
         self._new_id = new_id
         self._tools = tools

@@ -21,8 +21,8 @@ def new_call_id() -> str:
 
 
 class CallParser:
-    """Finds calls in an answer's text as it streams in; other text is content. White space between
-    calls, and the line break that templates write before a call, are dropped."""
+    """Finds calls in an answer's text as the text streams in. Other text is content. White space
+    between calls, and the line break that templates write before a call, are dropped."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class CallParser:
 
     @property
     def is_in_call(self) -> bool:
-        """True if the text up to now ends within a possible call."""
+        """True if the text that was fed ends within a possible call."""
         return self._call is not None
 
     @property
@@ -91,7 +91,7 @@ class CallParser:
         return pieces
 
     def _take_text(self, final: bool) -> list[AnswerPiece]:
-        """Take text up to the next call. Return the pieces of content that are certain now."""
+        """Take text up to the next call. Return content that later text cannot change."""
         opening = first_opening(self._opening, self._held, self._begins_line)
         if opening is not None:
             place, self._opener = opening.start(1), opening[1]
@@ -139,7 +139,7 @@ class CallParser:
         return HermesCall(self.calls, self._new_id, self._tools, self._tool_format)
 
     def _before_a_call(self, text: str) -> str:
-        """Return the text without the white space at its end that belongs to the next call."""
+        """Return the text without white space at the end that belongs to the next call."""
         return text.removesuffix("\n") if self._has_content or text.strip() else ""
 
     def _content(self, text: str) -> list[AnswerPiece]:
@@ -169,7 +169,7 @@ def ends_in_call(text: str, tools: tuple[Tool, ...], tool_format: ToolFormat) ->
 
 
 class ThoughtCalls:
-    """Holds back the end of the reasoning while it may be calls. Some models write calls there."""
+    """Holds back the end of the reasoning while the end may be calls, as some models write."""
 
     def __init__(self, tools: tuple[Tool, ...], tool_format: ToolFormat) -> None:
         self._tools = tools
@@ -194,13 +194,13 @@ class ThoughtCalls:
                 self._trial, text = CallParser(self._tools, self._tool_format, None), self._held
             if not _says(self._trial.feed(text)):
                 return certain
-            # This tag does not begin a call, but another tag after it may.
+            # This tag does not begin a call, but a later tag may begin a call.
             self._trial = None
             certain += self._taken(len(self._held) - len(self._held.lstrip()) + 1)
 
     def flush(self, *, cut: bool) -> tuple[str, str]:
-        """Return the rest of the reasoning, and the text of calls at its end. If ``cut`` (the
-        answer was cut off), the text of calls is empty."""
+        """Return the rest of the reasoning, and the text of calls at the reasoning's end. If the
+        answer was cut off (``cut``), the text of calls is empty."""
         trial, held = self._trial, self._taken(len(self._held))
         self._trial = None
         if cut or trial is None or _says(trial.flush(cut=True)) or not trial.ended_with_calls:

@@ -30,7 +30,8 @@ class CallMarks:
     in the prompt, with the tags around it, is replaced by the model's own text of the call."""
 
     def __init__(self, guarded: Callable[[str], str]) -> None:
-        """``guarded`` puts marks into special tokens in a text, so that they stay plain text."""
+        """``guarded`` puts marks into special tokens in a text, so that the tokens stay plain
+        text."""
         self._guarded = guarded
         self._nonce = secrets.token_hex(NONCE_BYTES)
         self._texts: list[str] = []
@@ -76,7 +77,7 @@ class WrittenCall:
     arguments: str
     """The arguments as sent to the client."""
     text: str
-    """The whole call as the model wrote it, including its tags."""
+    """The whole call with tags, as the model wrote it."""
 
     @property
     def size(self) -> int:
@@ -128,7 +129,7 @@ class WrittenCalls:
         self._calls.keep(call.id, call, call.size)
 
     def recall(self, conversation: Conversation) -> Conversation:
-        """Add to each call of the conversation the text that the model wrote, if it is stored."""
+        """Add the model's own text to each call of the conversation whose text is stored."""
         tools = {tool.name: tool for tool in conversation.tools}
         turns = tuple(
             replace(turn, tool_calls=tuple(self._recall(call, tools) for call in turn.tool_calls))
@@ -146,8 +147,8 @@ class WrittenCalls:
 
 
 def defaults_of(tool: Tool) -> dict[str, Any]:
-    """Return the default values of a tool's arguments. Claude Code adds such values to calls that
-    it sends back: it adds ``replace_all: false`` to an Edit."""
+    """Return the default values of a tool's arguments. Claude Code adds default values to calls
+    that it sends back, such as ``replace_all: false`` to an Edit."""
     properties = (tool.parameters or {}).get("properties")
     named = properties.items() if isinstance(properties, dict) else ()
     return {name: it["default"] for name, it in named if isinstance(it, dict) and "default" in it}

@@ -34,12 +34,12 @@ LINE_END = re.compile(r"[ \t\r]*\n")
 
 
 class ParameterValue:
-    """Reads one parameter's value as it streams in. The value ends at a ``</parameter>`` on its own
-    line or before another tag of the call; any other ``</parameter>`` belongs to the value. Without
+    """Reads a parameter's value as it streams in. The value ends at a ``</parameter>`` on its own
+    line or before another tag of the call. Any other ``</parameter>`` belongs to the value. Without
     a closing tag, the value ends at the next parameter or at the end of the call."""
 
     def __init__(self, parameters: Container[str], tools: Container[str]) -> None:
-        """``parameters`` are the names of the tool's parameters, ``tools`` those of all tools."""
+        """The names of the called tool's ``parameters``, and the names of all offered ``tools``."""
         self.rest: str | None = None
         """The text after the value. It is None while the value is open."""
         self._parameters = parameters
@@ -54,7 +54,7 @@ class ParameterValue:
         """The index of the value's end and of the text after it, used if no closing tag follows."""
 
     def feed(self, text: str) -> str:
-        """Take in text and return the part of the value that is certain now."""
+        """Take in text. Return the part of the value that later text cannot change."""
         self._held += text
         if self._is_block is None and self._held:
             self._is_block = self._held.startswith("\n")
@@ -64,7 +64,7 @@ class ParameterValue:
             return self._end_at(*end)
         if self._unclosed is not None:
             return ""
-        # Hold back a line break and indentation at the end, because they may belong to a tag.
+        # Hold back a line break and indentation at the end, because a tag may follow.
         text = self._held[: self._searched].rstrip(" \t").removesuffix("\n")
         self._held = self._held[len(text) :]
         self._searched -= len(text)
@@ -121,7 +121,7 @@ def _may_be_tag(text: str) -> bool:
 
 
 NAME = re.compile(r"[^<>\n]*")
-# A longer string is sent as it streams in.
+# A longer string is sent in parts, before the string is complete.
 MAX_HELD_CHARS = 128
 
 
@@ -143,7 +143,7 @@ class XmlCall:
         self, index: int, new_id: Callable[[], str], tools: tuple[Tool, ...], opener: str
     ) -> None:
         self.rest: str | None = None
-        """The text after the call, or all text if it is no call. It is None at first."""
+        """The text after the call, or all text if there is no call. It is None while undecided."""
         self._index = index
         self._new_id = new_id
         self._offered = tools
@@ -254,7 +254,7 @@ class XmlCall:
         self._text, self._is_sent = "", False
 
     def _add(self, text: str) -> list[AnswerPiece]:
-        """Add text to the open value; end the value if its ParameterValue has found the end."""
+        """Add text to the open value. End the value if its ParameterValue has found the end."""
         written = ""
         if not self._is_sent:
             self._text += text
@@ -301,7 +301,7 @@ class XmlCall:
 
 def _named(text: str, opener: str) -> tuple[str, str | None] | None:
     """Return the name in an opening tag, and the text after the tag, which is None while the tag is
-    unfinished. Return None if the text does not begin with such a tag."""
+    unfinished. Return None if the text begins differently."""
     if not text.startswith(opener):
         return ("", None) if opener.startswith(text) else None
     name_match = NAME.match(text, len(opener))
