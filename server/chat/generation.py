@@ -54,8 +54,7 @@ class Prompt:
 
     @property
     def params(self) -> SamplingParams:
-        """The first answer's sampling parameters. Later answers differ from them only in the
-        seed."""
+        """The first answer's sampling parameters. Only the seed of later answers differs."""
         return self.submission.params[0]
 
 
@@ -86,8 +85,7 @@ class Generation:
         self._recorder = prompt.new_recorder() if prompt.new_recorder is not None else None
         self._stop_token_ids = prompt.params.stop_token_ids
         self._held: list[TokenReport] = []
-        """Reports of content tokens whose text is held back, as the text may begin a stop
-        string."""
+        """Content tokens whose text is held back, because the text may begin a stop string."""
         self._calls = 0
         self._has_calls = False
         self._max_tokens = prompt.params.max_tokens
@@ -127,7 +125,7 @@ class Generation:
 
     def cut_off(self) -> Delta:
         """End an answer whose time is over as if the maximum length had been reached. Return the
-        last delta. Raises GenerationError if requested log-probabilities of the prompt are
+        last delta. Raises GenerationError if the prompt's log-probabilities are requested but
         missing."""
         if self._scores_prompt and not self._begun:
             raise GenerationError("the time of the request was over before it was read")
@@ -286,7 +284,7 @@ class Choices:
     async def steps(self, ping_s: float) -> AsyncIterator[list[Delta]]:
         """Yield lists of new deltas, ordered by choice (answer), until every choice has finished.
         After ``ping_s`` seconds without a delta, yield an empty list. After ``max_s`` seconds, cut
-        off running choices. If the caller stops early, abort running choices. Raises
+        off running choices. If the caller stops early, abort all choices. Raises
         GenerationError."""
         try:
             while running := [choice for choice in self._generations if not choice.finished]:

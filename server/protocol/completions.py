@@ -203,8 +203,7 @@ class TextAnswer:
         }
 
     def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """Return log-probabilities by token text. If tokens have equal texts, the likeliest
-        counts."""
+        """Return log-probabilities by token text. Of tokens with one text, take the likeliest."""
         best: dict[str, float] = {}
         for token, value in (*logprobs.top, (token_id, logprobs.logprob)):
             best.setdefault(self._text_of(token), value)

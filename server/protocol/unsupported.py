@@ -58,8 +58,7 @@ class Unsupported:
         self._tools = {tool.name: tool for tool in tools}
 
     def loaded(self, name: str) -> str:
-        """Return the text that offers a tool: the description of a deferred tool, or else the
-        name."""
+        """Return the text that offers a tool: a deferred tool's description, or else the name."""
         tool = self._tools.get(name)
         return description(tool) if tool is not None and tool.deferred else f"{name}\n"
 

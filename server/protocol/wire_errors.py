@@ -88,8 +88,7 @@ class ContextOverflowError(ApiError):
     def __init__(
         self, tokens: int | None, max_model_len: int, param: str, reason: str = ""
     ) -> None:
-        """``tokens`` is the prompt's length, if known. ``reason`` is a sentence about the
-        length."""
+        """``tokens`` is the prompt's length, if known. ``reason`` is a sentence for the client."""
         self.tokens = tokens
         self.max_model_len = max_model_len
         had = "more tokens than that" if tokens is None else f"{tokens} tokens"

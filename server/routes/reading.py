@@ -102,8 +102,7 @@ class RequestReader:
         return body.conversation(config.limits, self.unsupported(request, api))
 
     def unsupported(self, request: Request, api: Api) -> Unsupported:
-        """Return a new object that handles and counts images and files. Headers and log show
-        counts."""
+        """Return a new object that handles the request's images and files, and counts them."""
         unsupported = Unsupported(getattr(self.config.images, api), f"images.{api}", api)
         request.state.unsupported = unsupported
         return unsupported

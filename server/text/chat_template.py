@@ -175,8 +175,7 @@ class ChatTemplate:
     """Runs a model's chat template, which is a foreign program, in a sandbox."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, special_tokens: SpecialTokens) -> None:
-        """``special_tokens`` puts marks into special tokens in messages: the tokens stay plain
-        text."""
+        """``special_tokens`` puts marks into special tokens in messages, so that they stay text."""
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
         text = self._text(tools=[])
@@ -252,8 +251,7 @@ class ChatTemplate:
 
     def with_effort(self, conversation: Conversation) -> Conversation:
         """Return the conversation with its reasoning effort, or the nearest effort that the
-        template names, as a template argument. Change nothing if the template has no such
-        argument."""
+        template names, as a template argument. Change nothing if the template takes no effort."""
         thinking, given = conversation.thinking, dict(conversation.template_arguments)
         name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
         if thinking.effort is None or name is None or name in given:

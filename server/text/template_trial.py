@@ -57,8 +57,7 @@ class TimeLimit:
             self._watching = loop.call_later(wait_s, self._look)
 
     def end(self) -> None:
-        """Raise TimeUp once in the limited code. If the code has not begun, raise when it
-        begins."""
+        """Raise TimeUp once in the limited code, or at the code's beginning if it has not begun."""
         if self._ended:
             return  # take no lock here: TimeUp may have hit the thread that holds it
         with self._lock:

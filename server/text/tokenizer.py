@@ -234,8 +234,7 @@ class Tokenizer:
     async def count_chat(
         self, conversation: Conversation, max_prompt_tokens: int, *, max_template_s: float
     ) -> int:
-        """Count a prompt's tokens, or estimate a number far above the maximum. Raises
-        TemplateError."""
+        """Count a prompt's tokens. A count far above the maximum is approximate."""
         limit = TimeLimit(max_template_s)
 
         def count() -> int:

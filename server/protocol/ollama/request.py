@@ -323,8 +323,7 @@ class OllamaEmbedRequest(KeptFields):
 
     @property
     def neutral(self) -> EmbeddingRequest | None:
-        """The request in the form of /v1/embeddings, or None if the request only loads the
-        model."""
+        """The request in the form of /v1/embeddings, or None if the request has no input."""
         if not self.input:
             return None
         return EmbeddingRequest(

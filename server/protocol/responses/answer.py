@@ -197,8 +197,7 @@ class ResponseAnswer:
         return [self._numbered(event)]
 
     def failure(self, error: ApiError) -> Json:
-        """Return the last event of a response that has failed, with the output until the
-        failure."""
+        """Return the last event of a response that has failed. It contains the output."""
         response = self._object("failed") | {
             "output": self.items,
             "error": {"code": error.type, "message": error.message} | error.late_fields,

@@ -61,8 +61,7 @@ class JsonMender:
         return self._held + self._escape + self._word
 
     def feed(self, character: str) -> str:
-        """Take in the object's next character. Return repaired text that later text cannot
-        change."""
+        """Take in the next character. Return the repaired text that is certain from now on."""
         if self._quote:
             return self._in_string(character)
         if character not in PUNCTUATION and (character != "'" or self._word):

@@ -30,8 +30,7 @@ class CallMarks:
     in the prompt, with the tags around it, is replaced by the model's own text of the call."""
 
     def __init__(self, guarded: Callable[[str], str]) -> None:
-        """``guarded`` puts marks into special tokens in a text, so that the tokens stay plain
-        text."""
+        """``guarded`` is a function that marks special tokens, so that they stay plain text."""
         self._guarded = guarded
         self._nonce = secrets.token_hex(NONCE_BYTES)
         self._texts: list[str] = []
