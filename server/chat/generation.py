@@ -125,8 +125,8 @@ class Generation:
 
     def cut_off(self) -> Delta:
         """End an answer whose time is over as if the maximum length had been reached. Return the
-        last delta. Raises GenerationError if the prompt's log-probabilities are requested but
-        missing."""
+        last delta. Raises GenerationError if requested log-probabilities of the prompt do not exist
+        yet."""
         if self._scores_prompt and not self._begun:
             raise GenerationError("the time of the request was over before it was read")
         return self._deliver(self._end(FinishReason.LENGTH, [], []))
@@ -284,8 +284,7 @@ class Choices:
     async def steps(self, ping_s: float) -> AsyncIterator[list[Delta]]:
         """Yield lists of new deltas, ordered by choice (answer), until every choice has finished.
         After ``ping_s`` seconds without a delta, yield an empty list. After ``max_s`` seconds, cut
-        off running choices. If the caller stops early, abort all choices. Raises
-        GenerationError."""
+        off the choices. If the caller stops early, abort them. Raises GenerationError."""
         try:
             while running := [choice for choice in self._generations if not choice.finished]:
                 left_s = self._ends_at - self._clock()

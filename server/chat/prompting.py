@@ -274,7 +274,8 @@ def _check_begun(conversation: Conversation, param: str) -> None:
 
 
 def _check_no_call_begun(conversation: Conversation, options: ParseOptions, param: str) -> None:
-    """Raise ApiError if the begun answer ends in a call, or is text where a call is required."""
+    """Raise ApiError if the client has begun the answer with a call, or with text instead of a
+    required call."""
     if options.begun_content and conversation.must_call:
         raise invalid("An answer that must be a call cannot be begun with a text.", param)
     if options.tools and ends_in_call(options.begun_content, options.tools, options.tool_format):

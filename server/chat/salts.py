@@ -10,13 +10,13 @@ OWS = " \t"
 
 
 class Salts:
-    """Computes salts with a secret. Without the secret, nobody can forge a salt or find its key."""
+    """Computes salts with a secret, without which nobody can forge a salt or find its API key."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def salt(self, key: str, cache_salt: str | None) -> PrefixSalt:
-        """Return a prompt's salt. All requests without an API key (``key``) share a salt."""
+        """Return a prompt's salt. All requests without an API key (``key``) are one tenant."""
         client = b"" if cache_salt is None else self._hashed(cache_salt)
         return PrefixSalt(self._hashed(key), client)
 

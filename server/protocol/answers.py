@@ -92,7 +92,7 @@ def written_tokens(usage: Usage) -> int:
 
 
 def cache_miss(prefix: PrefixReport | None) -> Json | None:
-    """Return the position of the first token that was not cached, and the reason, or None."""
+    """Return the position and the reason of the first cache miss, or None if there was no miss."""
     if prefix is None or prefix.miss is None:
         return None
     return {"left_at": prefix.left_at, "reason": prefix.miss.value}

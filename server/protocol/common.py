@@ -147,14 +147,14 @@ MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
 MIN_TOP_P = 1e-6
 MIN_BIAS, MAX_BIAS = -100, 100
-# Anthropic's and Ollama's APIs state no limit of stop strings, so this factor raises the setting.
-# Too many would delay other requests, because each token is searched for all stop strings.
+# Anthropic's and Ollama's APIs have no limit of stop strings. For them, this factor multiplies
+# limits.max_stop_strings, since each token is searched for all stop strings, which takes time.
 MANY_STOPS = 128
 BIAS_SCHEMA: JsonDict = {"type": "number", "minimum": MIN_BIAS, "maximum": MAX_BIAS}
 MAX_CACHE_SALT_CHARS = 1024
 MAX_TEMPLATE_VALUE_CHARS = 256
 MAX_TEMPLATE_NUMBER = 2**31 - 1
-# Clients cannot set -2**31, the lowest priority, which only the readiness probe uses.
+# Clients cannot set -2**31, the number that is served first. The readiness probe uses it.
 MAX_PRIORITY = 2**31 - 1
 
 

@@ -71,8 +71,8 @@ class CompletionRequest(OpenAISamplingFields):
 
     @property
     def prompt_logprobs(self) -> int | None:
-        """The number of alternatives to report per prompt token, or None to report nothing. It is 0
-        if the request only echoes the prompt, because the engine must compute the prompt anyway."""
+        """The number of alternative tokens to report per prompt token, or None to report nothing.
+        It is 0 if the request only echoes the prompt, which the engine must compute anyway."""
         if not self.echo:
             return None
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
@@ -171,7 +171,8 @@ class TextAnswer:
         return {"token_ids": ids} | ({"prompt_token_ids": prompt} if with_prompt else {})
 
     def _grow(self, delta: Delta) -> tuple[str, Json | None]:
-        """Return a delta's text and log-probabilities. The first delta adds the echoed prompt's."""
+        """Return a delta's text and log-probabilities. For a choice's first delta, put the text and
+        the log-probabilities of the echoed prompt before."""
         text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
         choice = self._choices[delta.index]

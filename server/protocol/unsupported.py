@@ -24,7 +24,8 @@ class Unsupported:
     """Replaces or refuses images, files and other content that is not text, and counts them."""
 
     def __init__(self, rule: UnseenRule, setting: str, api: Api = "chat") -> None:
-        """``rule`` is to refuse or to replace images and files. Errors name the ``setting``."""
+        """``rule`` says to refuse or to replace images and files. ``setting`` is the rule's
+        name."""
         self.count = 0
         """The number of images and files that a note has replaced."""
         self.left_out = Counter[str]()
@@ -58,7 +59,7 @@ class Unsupported:
         self._tools = {tool.name: tool for tool in tools}
 
     def loaded(self, name: str) -> str:
-        """Return the text that offers a tool: a deferred tool's description, or else the name."""
+        """Return a tool's description if the prompt omits the tool, or else the tool's name."""
         tool = self._tools.get(name)
         return description(tool) if tool is not None and tool.deferred else f"{name}\n"
 

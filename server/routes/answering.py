@@ -87,7 +87,7 @@ async def _gather(choices: Choices, answer: Answer, ping_s: float) -> dict[str, 
 
 async def unless_left(request: Request, computation: Coroutine[Any, Any, T]) -> T | None:
     """Return a computation's result. If the client leaves, cancel the computation and return None.
-    Read the request's body before."""
+    The request's body must have been read before the call."""
     computing = asyncio.create_task(computation)
     leaving = asyncio.create_task(_client_left(request))
     try:

@@ -58,7 +58,7 @@ async def vectors_of(
 
 
 async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
-    """Encode every input. Raises ApiError for an input without tokens, too long or invalid."""
+    """Encode every input. Raises ApiError for an input that is empty, too long or invalid."""
     rules = service.rules
     limit, total = rules.max_model_len, rules.max_total_tokens
     texts = [one for one in wire.inputs if isinstance(one, str)]

@@ -81,7 +81,7 @@ def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> Begun
 
 
 def _parts(turn: Turn) -> _Parts:
-    """Split an assistant's message. Some clients put the reasoning into the text, between tags."""
+    """Return a message's reasoning and content. Some clients put both into the text, with tags."""
     text = turn.text.lstrip()
     if turn.reasoning or not text.startswith(OPEN):
         return _Parts(turn.reasoning or None, bool(turn.text), turn.text)
@@ -189,7 +189,7 @@ class ChatTemplate:
         """The reason why this process must not run the template, or "" if it may run."""
 
     def try_out(self, process: LimitedProcess) -> str:
-        """Render test conversations in another process. Return a warning for the operator."""
+        """Render test conversations in another process. Return a warning for the operator or ""."""
         if not self.exists:
             return f"the model has no chat template: {REFUSED}"
         trial = try_template(process, self._texts, self._tokenizer.special_tokens_map)

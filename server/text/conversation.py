@@ -155,7 +155,7 @@ class Conversation:
 
     @property
     def turns_after_person(self) -> int | None:
-        """The number of turns after the newest turn that a person wrote, or None."""
+        """The number of turns after a person's newest turn, or None if there is no such turn."""
         turns = enumerate(reversed(self.turns))
         return next((number for number, turn in turns if turn.is_a_persons), None)
 

@@ -27,7 +27,7 @@ START_LIMIT_S = 60.0
 POLL_S = 0.02
 MAX_ANSWER_BYTES = 4 << 20
 CHUNK_BYTES = 1 << 16
-# The limit of addresses per byte of memory. Libraries reserve more addresses than they use.
+# The allowed addresses per allowed byte of memory. Libraries reserve more than they use.
 ADDRESSES_PER_BYTE = 4
 READY = b"ready\n"
 NO_MEMORY_CODE = 12

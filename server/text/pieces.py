@@ -95,7 +95,7 @@ class Usage:
     prefix: PrefixReport | None = None
     """The prefix cache's report on the prompts. It is None before the first token."""
     kept_tokens: int = 0
-    """The number of prompt tokens in the prefix cache after the request, including old ones."""
+    """The number of prompt tokens that are in the prefix cache after the request."""
 
 
 @dataclass(frozen=True, slots=True)

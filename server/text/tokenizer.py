@@ -25,7 +25,7 @@ from server.text.template_trial import TimeLimit
 # The name of a token that stands for one byte of a character.
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_LEVEL = "ByteLevel"
-# SentencePiece's decoder steps write spaces for signs, decode bytes, join tokens, and strip.
+# The steps of SentencePiece's decoder replace signs, decode bytes, join tokens, drop a space.
 SENTENCE_PIECE = re.compile(r"(Replace )*(ByteFallback )?(Fuse (Strip )?)?")
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 

@@ -112,7 +112,7 @@ class CalledFunction(WireModel):
     arguments: str | dict[str, Any] | None = None
 
     def to_call(self, call_id: str) -> ToolCall:
-        """Return a ToolCall with the arguments as JSON text. Some clients send an object."""
+        """Return a ToolCall. Arguments that a client sent as an object are written as JSON text."""
         arguments = self.arguments or ""
         if isinstance(arguments, dict):
             arguments = json.dumps(arguments, ensure_ascii=False)

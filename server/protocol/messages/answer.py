@@ -108,7 +108,7 @@ class _Blocks:
         return [*self._open("text", block), self._delta({"type": "text_delta", "text": text})]
 
     def _open(self, kind: str, block: Json) -> list[Json]:
-        """Open a block, unless an open block of this kind can continue."""
+        """Return the events that open a block, unless an open block of this kind can continue."""
         if kind == self._kind != "tool_use":
             return []
         events = self._close()

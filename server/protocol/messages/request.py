@@ -105,7 +105,7 @@ def _read(tools: Iterable[tuple[OfferedTool, str]]) -> list[PlacedTool]:
 # Claude Code's prompt begins with this line. It differs each time, so the cache would never match.
 BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n*")
 FAILED = "Error: "
-# The types of content blocks that have a meaning here. Unsupported handles other types.
+# The types of content blocks that have a meaning here. The class Unsupported handles others.
 READ = frozenset(
     {
         *("text", "thinking", "redacted_thinking", "compaction", "image", "document"),

@@ -322,7 +322,7 @@ NOTHING_SAID = Turn("system")
 
 
 def turns(items: Iterable[Placed], unsupported: Unsupported) -> tuple[Turn, ...]:
-    """Merge neighbouring items of one message into one turn. Raises ApiError."""
+    """Return the items as turns. Neighbouring items of one message become one turn."""
     merged: list[Turn] = []
     last: Item | None = None
     for place, item in items:

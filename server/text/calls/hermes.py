@@ -306,7 +306,7 @@ class HermesCall:
 
 def whole_call(text: str) -> tuple[str, str] | None:
     """Return the name and the arguments of a complete call, or None if the text is no call. The
-    arguments may be an object, a string with an object, or missing if no field is unknown."""
+    arguments may be an object, a string with an object, or missing if there is no other field."""
     call = json_object(text) or {}
     name = call.get("name")
     arguments = next((call[key] for key in ARGUMENTS if call.get(key)), None)

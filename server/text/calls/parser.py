@@ -169,7 +169,7 @@ def ends_in_call(text: str, tools: tuple[Tool, ...], tool_format: ToolFormat) ->
 
 
 class ThoughtCalls:
-    """Holds back the end of the reasoning while the end may be calls, as some models write."""
+    """Holds back the end of the reasoning if it may be calls, which some models write there."""
 
     def __init__(self, tools: tuple[Tool, ...], tool_format: ToolFormat) -> None:
         self._tools = tools
