@@ -24,8 +24,7 @@ class Unsupported:
     """Replaces or refuses images, files and other content that is not text, and counts them."""
 
     def __init__(self, rule: UnseenRule, setting: str, api: Api = "chat") -> None:
-        """``rule`` says to refuse or to replace images and files. ``setting`` is the rule's
-        name."""
+        """``rule`` refuses or replaces images and files. ``setting`` is the rule's name."""
         self.count = 0
         """The number of images and files that a note has replaced."""
         self.left_out = Counter[str]()

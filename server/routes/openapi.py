@@ -75,7 +75,6 @@ class DescribedApp(FastAPI):
     """An application whose OpenAPI schema describes bodies and errors."""
 
     def openapi(self) -> Json:
-        """Return the schema, which the first call makes."""
         if self.openapi_schema is None:
             self.openapi_schema = _completed(super().openapi())
         return self.openapi_schema

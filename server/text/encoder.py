@@ -27,7 +27,7 @@ class SpecialTokens:
         self.contents = tuple(content for content in contents if len(content) > 1)
 
     def guarded(self, value: Any) -> Any:
-        """Return a JSON value, to all strings of which ``guarded_text`` was applied."""
+        """Apply ``guarded_text`` to all strings of a JSON value, and return the result."""
         if isinstance(value, str):
             return self.guarded_text(value)
         if isinstance(value, list):

@@ -197,7 +197,7 @@ class ResponseAnswer:
         return [self._numbered(event)]
 
     def failure(self, error: ApiError) -> Json:
-        """Return the last event of a response that has failed. It contains the output."""
+        """Return the last event of a failed response, with the output until the failure."""
         response = self._object("failed") | {
             "output": self.items,
             "error": {"code": error.type, "message": error.message} | error.late_fields,
