@@ -72,7 +72,7 @@ def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list
 
 
 def usage_object(usage: Usage, cache_report: bool) -> Json:
-    """Return token counts as JSON. ``cache_report`` adds the result of ``cache_miss``."""
+    """Return token counts as JSON. ``cache_report`` adds the first cache miss and the reason."""
     details: Json = {"cached_tokens": usage.prefix.cached_tokens if usage.prefix else 0}
     if cache_report:
         details["cache_miss"] = cache_miss(usage.prefix)

@@ -16,7 +16,7 @@ class RefusedField:
     name: str
     remedy: str
     harmless: tuple[Any, ...] = ()
-    """Accepted values. false, 0, "" and [] are accepted, too, unless True is an accepted value."""
+    """The accepted values. If True is not among them, false, 0, "" and [] are accepted, too."""
 
     def is_harmless(self, value: Any) -> bool:
         wants_true = any(harmless is True for harmless in self.harmless)

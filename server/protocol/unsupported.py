@@ -16,7 +16,7 @@ FILES = frozenset({"document", "file", "input_file"})
 AUDIO = frozenset({"audio", "input_audio"})
 # Agents use these APIs and send old parts again and again, so unsupported parts are omitted.
 AGENTS: frozenset[Api] = frozenset({"messages", "responses"})
-# The log names at most MAX_KINDS unknown types of parts, and only types that KIND matches.
+# The log names at most MAX_KINDS unknown types of message parts, if KIND matches the types.
 MAX_KINDS, KIND, UNKNOWN = 16, re.compile(r"[a-z0-9_]{1,64}"), "unknown"
 
 

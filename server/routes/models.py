@@ -47,7 +47,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
 
 
 def models_answer(request: Request, entries: Sequence[Json]) -> Json:
-    """Return ``entries``, which have the form of the client's API, as a list of this API."""
+    """Return the list object that the client's API defines, with ``entries`` as members."""
     if speaks_anthropic(request.scope):
         first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
         return {"data": entries, "has_more": False, "first_id": first, "last_id": last}

@@ -11,7 +11,7 @@ def outside_texts(piece: bytes, in_text: bool = False) -> tuple[bytes, bool]:
     """Return a piece of JSON without its strings, and True if the piece ends within a string. Each
     remaining comma or opening bracket begins a value. The piece must not end within an escape."""
     parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-    # Every second part lies within a string.
+    # The parts are alternately outside and inside of strings.
     return b"".join(parts[in_text::2]), in_text ^ (len(parts) % 2 == 0)
 
 

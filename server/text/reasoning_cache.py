@@ -39,7 +39,7 @@ class ReasoningRecorder:
                 self._first_call = self._first_call or piece.id
 
     def end(self) -> None:
-        """Store the reasoning, unless the answer has neither text nor calls to make a key of."""
+        """Store the reasoning if the answer has text or calls, from which the key is made."""
         content = "".join(self._content)
         if self._reasoning and (self._first_call or content.strip()):
             self._keep(self._key_of(content, self._first_call), "".join(self._reasoning))

@@ -238,7 +238,7 @@ class ResponseAnswer:
         events: list[Json] = []
         if not self.items:
             events = self.take(TextPiece(Channel.CONTENT, ""))
-        # A call is complete if the reason is "tool_calls", and incomplete if the reason is "stop".
+        # At the finish reason "tool_calls", an open call is complete. At "stop", it is incomplete.
         cut = finish == "length" or (finish == "stop" and isinstance(self._open, CallItem))
         return events + self._close("incomplete" if cut else "completed")
 

@@ -118,8 +118,8 @@ def functions(tools: Sequence[FlatTool] | None, place: str) -> Iterator[PlacedTo
 
 
 def joined_name(namespace: str, name: str) -> str:
-    """Return the function's name for the model. Separators within a namespace get a mark, so that
-    different pairs of names always have different joined names."""
+    """Return the function's name for the model. Each separator in a namespace gets a colon before
+    it, so that different pairs of names always have different joined names."""
     return f"{SEPARATORS.sub(MARK, namespace)}.{name}"
 
 
