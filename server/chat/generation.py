@@ -125,8 +125,7 @@ class Generation:
 
     def cut_off(self) -> Delta:
         """End an answer whose time is over as if the maximum length had been reached. Return the
-        last delta. Raises GenerationError if the prompt's requested log-probabilities are
-        missing."""
+        last delta. Raises GenerationError if requested prompt log-probabilities are missing."""
         if self._scores_prompt and not self._begun:
             raise GenerationError("the time of the request was over before it was read")
         return self._deliver(self._end(FinishReason.LENGTH, [], []))

@@ -221,7 +221,7 @@ class ChatPrompts:
         return await asyncio.to_thread(both)
 
     async def _encode_fitting(self, conversation: Conversation, param: str) -> EncodedChat:
-        """Encode the prompt. The error for a too long prompt counts the tokens of the tools."""
+        """Encode the prompt. If it is too long, raise an ApiError with the length of the tools."""
         try:
             encoded = await self._encode(conversation, param, self.rules.max_model_len)
             self.rules.check_prompt(encoded.ids, param)

@@ -432,7 +432,7 @@ class LogprobFields(WireModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of alternatives to report per token, or None for no log-probabilities at all."""
+        """Number of alternative tokens to report per token, or None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

@@ -31,7 +31,7 @@ class Tool:
     deferred: bool = False
     """True if the prompt omits the tool. A message of the conversation may load the tool later."""
     searches: bool = False
-    """True if the tool is a search for deferred tools."""
+    """True if the model calls this tool to search for tools that the prompt omits."""
     namespace: str | None = None
     """The name of the group to which the client has assigned the tool."""
     own_name: str | None = None
@@ -148,8 +148,8 @@ class Conversation:
 
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
-        """The offered tools that are not deferred. If all are deferred, the first tool is shown,
-        because templates explain calls only if there is a tool."""
+        """The offered tools whose ``deferred`` is False. If there are none, the first tool is
+        shown, because templates explain calls only if there is a tool."""
         offered = self.offered_tools
         return tuple(tool for tool in offered if not tool.deferred) or offered[:1]
 

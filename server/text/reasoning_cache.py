@@ -54,7 +54,7 @@ class KeyOfAnswer:
         self._history = self._own.copy()
 
     def __call__(self, text: str, first_call: str) -> bytes:
-        """Return an answer's key. ``first_call`` is the id of the answer's first call, or ""."""
+        """Return an answer's key. ``first_call`` is the first call's id, or "" without calls."""
         digest = (self._own if first_call else self._history).copy()
         _add(digest, first_call or text.strip())
         return digest.digest()

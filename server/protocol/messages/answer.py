@@ -146,8 +146,7 @@ class MessageAnswer:
     _end: Json = field(default_factory=lambda: {"stop_reason": None, "stop_sequence": None})
 
     def first_chunks(self) -> list[Json]:
-        """Return the events that begin a message. A later message_delta event has the final
-        counts."""
+        """Return the events that begin a message. The final counts come in message_delta."""
         usage = self._usage(Usage(self.prompt_tokens, 0, 0))
         return [{"type": "message_start", "message": self._message([], usage)}, PING]
 

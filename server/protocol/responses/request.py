@@ -167,7 +167,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
 
     @property
     def logprobs(self) -> int | None:
-        """Number of alternatives to report per token, or None for no log-probabilities at all."""
+        """Number of alternative tokens to report per token, or None for no log-probabilities."""
         if self.top_logprobs or LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         return None
