@@ -1,5 +1,5 @@
-"""The application on Ray Serve: an HTTP server (ingress) on the first machine (head), and engines
-(replicas) on all. Set ``ray_process.environment`` before this import, at which Ray reads it."""
+"""Deploys quire on Ray Serve: an HTTP server (ingress) on the cluster's first machine (head), and
+engines (replicas) on all. Ray needs ``ray_process.environment`` before this module's import."""
 
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -28,7 +28,7 @@ NODE_ID = "ray.io/node-id"
 INGRESS, REPLICA = "ingress", "replica"
 ROUTER = "server.ray.router:PrefixRouter"
 # Ray adds a replica when the mean number of requests over LOOK_BACK_S has exceeded BUSY_SHARE of
-# the replicas' capacity for MORE_AFTER_S. Ray ends one after FEWER_AFTER_S below that.
+# the replicas' capacity for MORE_AFTER_S. Ray ends one when it was below that for FEWER_AFTER_S.
 LOOK_BACK_S = 15.0
 BUSY_SHARE = 0.9
 MORE_AFTER_S = 5.0
@@ -37,7 +37,7 @@ HEALTH_PERIOD_S = 2.0
 POLL_S = 0.1
 LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 COMMON = {
-    # Far above quire's own limits, whose errors are clearer.
+    # Larger than quire's own limits, so that clients get quire's errors, which are clearer.
     "max_ongoing_requests": 100_000,
     "max_constructor_retry_count": 3,
     "health_check_period_s": HEALTH_PERIOD_S,
@@ -49,7 +49,7 @@ QUIET = {"logging_level": "error", "log_to_driver": False, "configure_logging": 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A model and its settings, with which replicas can be deployed."""
+    """The model and the settings with which replicas are deployed."""
 
     model: str
     settings: Config
@@ -59,11 +59,11 @@ class Plan:
     per_machine: int
     """Largest number of replicas on one machine."""
     version: str = field(default_factory=partial(token_hex, 8))
-    """A unique text: Ray replaces running replicas whose version is another one."""
+    """A unique text. Deploying with another version makes Ray replace all running replicas."""
 
     @property
     def replica_arguments(self) -> tuple[str, Mapping[str, Any], Facts]:
-        """The arguments of Replica, without secrets, which only the HTTP server needs."""
+        """The arguments for Replica's constructor. They contain no secrets, such as API keys."""
         public = self.settings.model_copy(update={"access": AccessSection()})
         return self.model, plain_settings(public), self.facts
 
@@ -87,7 +87,7 @@ def machines() -> dict[str, str]:
 
 
 def unfit_machines(plan: Plan, nodes: Collection[str]) -> dict[str, str]:
-    """Return ``{id: reason}`` of the machines that cannot serve. Machines fetch the model."""
+    """Return ``{machine's id: why it cannot serve}``. Each machine downloads missing files."""
     tasks = []
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -98,8 +98,8 @@ def unfit_machines(plan: Plan, nodes: Collection[str]) -> dict[str, str]:
 
 
 def deploy(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> str:
-    """Start replicas on all machines but ``unfit`` ones, and the HTTP server on this machine.
-    Return the server's address. Raises ClusterError."""
+    """Start replicas on all machines except ``unfit``, and the HTTP server on this machine.
+    Return the HTTP server's address. Raises ClusterError."""
     serve.start(proxy_location="Disabled", logging_config=LOGGING)
     try:
         handle = serve.run(_target(plan, counts, unfit), name=NAME, route_prefix=None)
@@ -151,7 +151,7 @@ def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
         graceful_shutdown_timeout_s=settings.server.drain_s,
         **COMMON,
     )
-    # Ray no longer has version as a public option. See Plan.version.
+    # Ray's option ``version``, which makes Ray replace running replicas, is no longer public.
     replica, ingress = (
         each.options(version=plan.version, _internal=True) for each in (replica, ingress)
     )
@@ -167,7 +167,7 @@ def end() -> None:
 
 
 def status() -> str:
-    """Return a text for the user about the machines, the replicas and their states."""
+    """Return a text for the user: the machines, and the number of replicas in each state."""
     lines = [f"machines: {', '.join(sorted(machines().values()))}"]
     application = serve.status().applications.get(NAME)
     if application is None:

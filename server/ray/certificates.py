@@ -15,15 +15,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from server.cli.cluster_folder import ClusterFolder, write_private
 
 VALID_FOR = timedelta(days=3650)
-# Time before its making from which a certificate is valid, as machines' clocks may differ.
+# A certificate is valid from this long before it is made, because machines' clocks may differ.
 VALID_SINCE = timedelta(days=1)
 # The order of the elliptic curve P-256, from FIPS 186-5.
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 
 def write_certificates(folder: ClusterFolder, key: str, addresses: Iterable[str]) -> None:
-    """Write the authority's certificate, and this machine's certificate and private key. addresses:
-    this machine's host names and IP addresses."""
+    """Write the authority's certificate, this machine's certificate, and this machine's private
+    key. ``addresses`` are this machine's host names and IP addresses."""
     authority_key, own_key = _authority_key(key), ec.generate_private_key(ec.SECP256R1())
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     names = x509.SubjectAlternativeName([_alternative(each) for each in sorted(set(addresses))])
@@ -39,7 +39,7 @@ def write_certificates(folder: ClusterFolder, key: str, addresses: Iterable[str]
 
 def _authority_key(key: str) -> ec.EllipticCurvePrivateKey:
     derive = HKDF(SHA256(), length=64, salt=b"quire cluster authority", info=b"").derive
-    # 64 bytes modulo the 32-byte order are distributed almost uniformly, as a key must be.
+    # 64 bytes in place of 32 make the remainder almost uniformly distributed, as a key must be.
     number = int.from_bytes(derive(bytes.fromhex(key)), "big") % (P256_ORDER - 1) + 1
     return ec.derive_private_key(number, ec.SECP256R1())
 

@@ -1,4 +1,4 @@
-"""Flags and help texts of ``quire cluster``."""
+"""Defines the commands of ``quire cluster``, with flags and help texts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ def cluster_commands() -> typer.Typer:
 
 @contextmanager
 def load_commands() -> Iterator[ModuleType]:
-    """Yield the module server.ray.run; turn errors, such as a missing Ray, into one sentence."""
+    """Yield the module server.ray.run. Turn any error, such as a missing Ray, into a sentence."""
     with one_sentence():
         if find_spec("ray") is None:
             raise ClusterError(NOT_INSTALLED)

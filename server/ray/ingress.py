@@ -1,4 +1,4 @@
-"""The ingress: a Ray process with quire's HTTP server, whose engines are the replicas."""
+"""The ingress: a Ray process that runs quire's HTTP server and sends prompts to the replicas."""
 
 import asyncio
 from dataclasses import replace
@@ -42,7 +42,7 @@ log = structlog.get_logger("quire")
 
 
 class CheckingCompiler(GrammarCompiler):
-    """Compiles an answer's grammar only to refuse a bad one early; replicas compile it again."""
+    """Compiles an answer's grammar only to refuse a bad one early. Replicas compile it again."""
 
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
         if await super().compile(spec, begun) is None:
@@ -51,10 +51,10 @@ class CheckingCompiler(GrammarCompiler):
 
 
 class Ingress:
-    """Ray Serve's deployment of the HTTP server, which clients reach without Ray."""
+    """Runs the HTTP server in a process of Ray Serve. Clients connect to the server directly."""
 
     def __init__(self, replicas: Any, model: str, settings_file: str) -> None:
-        """replicas: Ray's DeploymentHandle. settings_file: a file with Config as JSON."""
+        """``replicas`` is Ray's DeploymentHandle. ``settings_file`` contains a Config as JSON."""
         raise_descriptor_limit()
         self._settings = Config.model_validate_json(Path(settings_file).read_text())
         configure_log(self._settings.log)
@@ -66,21 +66,22 @@ class Ingress:
         self._url = ""
 
     async def check_health(self) -> None:
-        """Start to serve at Ray's first check. Raises RuntimeError if the server has ended."""
+        """Start the HTTP server at Ray's first call. Raises RuntimeError if it has ended."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
         elif self._serving.done():
             raise RuntimeError(f"the front has ended: {self._serving.exception()}")
 
     async def url(self) -> str:
-        """Return the server's address, empty until it listens. Raises the server's exception."""
+        """Return the HTTP server's address once it listens, before that an empty text. Raises the
+        server's exception if it has ended."""
         assert self._serving is not None
         if self._serving.done():
             self._serving.result()
         return self._url if self._server is not None and self._server.started else ""
 
     async def drain(self) -> None:
-        """Refuse new requests; wait until running requests and the server have ended."""
+        """Refuse new requests, and wait until running requests and the server have ended."""
         if self._service is not None and self._serving is not None:
             self._service.drain.begin()
             await asyncio.wait((self._serving,))
@@ -108,7 +109,7 @@ class Ingress:
 
 
 def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
-    """Make the HTTP server's service, which answers with the replicas. Raises StartError."""
+    """Make the state of the HTTP routes, with the replicas as its engine. Raises StartError."""
     with model_errors(), FolderReader() as reader:
         model_files = find_model(model, settings.models.folders)
         check_found(reader, model_files, settings)

@@ -35,19 +35,19 @@ class ReplicaCounts:
 
 
 class MachineWatcher:
-    """Deploys replicas on new machines. If a machine leaves, its replicas wait for another."""
+    """Adds replicas for machines that join a cluster. Removes none for machines that leave."""
 
     def __init__(
         self, application: Any, plan: Any, wanted: ReplicaCounts | None, say: Callable[[str], None]
     ) -> None:
-        """application: the module server.ray.application. plan: its Plan. wanted: None means as
-        many replicas as fit. say: prints a line."""
+        """``application`` is the module server.ray.application, and ``plan`` is its Plan. If
+        ``wanted`` is None, as many replicas as fit are deployed. ``say`` prints a line."""
         self._application = application
         self._plan = plan
         self._wanted = wanted
         self._say = say
         self._fits: dict[str, bool] = {}
-        """``{Ray's id of a machine: whether the machine can have a replica}``."""
+        """``{Ray's id of a machine: True if the machine can have a replica}``."""
         self.room = 0
         """Number of replicas that fit on all machines together."""
         self.counts = ReplicaCounts(0, 0)
@@ -55,11 +55,11 @@ class MachineWatcher:
 
     @property
     def unfit(self) -> list[str]:
-        """The machines that cannot serve. No entry is removed: that would restart all replicas."""
+        """Ray's ids of the machines that cannot serve. Removing an id would restart replicas."""
         return [node for node, fits in self._fits.items() if not fits]
 
     def look(self) -> bool:
-        """Check new machines. Return whether the replicas must be deployed again."""
+        """Check machines that have joined. Return True if replicas must be deployed again."""
         before = self.counts, self.unfit
         hosts = self._application.machines()
         if new := [node for node in hosts if node not in self._fits]:
@@ -84,7 +84,7 @@ class MachineWatcher:
                     self._application.resize(self._plan, self.counts, self.unfit)
                     self._say(f"replicas: {self.counts}")
                     is_due = False
-            except Exception as error:  # a machine may have left: the loop tries again
+            except Exception as error:  # such as a machine that has left: the loop tries again
                 if not ended.is_set() and (reason := f"{type(error).__name__}: {error}") != last:
                     last = reason
                     self._say(f"the machines cannot be asked now: {reason}")

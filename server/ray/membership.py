@@ -1,4 +1,4 @@
-"""The replicas of a cluster: their last reports, and sums of their engines' statistics."""
+"""Stores the last report of each replica of a cluster, and adds up the engines' statistics."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +15,11 @@ from server.metrics.families import counter, counters, gauge, gauges
 from server.ray.replica_calls import ReplicaReport
 from server.routes.service import ReplicaFigures
 
-# Fields of EngineStats that mean nothing after the engine's end; all other fields count events.
+# Fields of EngineStats that describe a running engine. All other fields count events.
 MOMENTARY = ("running", "waiting", "token_budget", "step_seconds", "mlx", "kv")
-# Fields about an engine's newest step, of which the largest value is taken in place of a sum.
+# Fields about an engine's newest step. Merged statistics contain the largest value, not the sum.
 LARGEST = ("token_budget", "step_seconds")
-# Fields with constants that are equal in all replicas, and are not added.
+# Fields with constants that are equal in all replicas. Merging statistics does not add them.
 EQUAL = ("bounds", "block_bytes", "block_tokens", "slot_bytes")
 # Fields that hold pairs (name, number of events).
 COUNTS_BY_NAME = ("prefix_misses", "cached")
@@ -52,21 +52,21 @@ def _merge(name: str, one: Any, other: Any) -> Any:
 
 
 def counters_of(stats: EngineStats) -> EngineStats:
-    """Return the statistics of an ended engine that stay in the sums: its counters."""
+    """Return statistics with only the fields that count events, for an engine that has ended."""
     empty = EngineStats()
     return replace(stats, **{name: getattr(empty, name) for name in MOMENTARY})
 
 
 class Membership:
-    """The names of all replicas, as Ray knows them, and each replica's last report."""
+    """The names of all replicas that Ray reports, and the last report of each replica."""
 
     def __init__(self, silence_s: float, clock: Callable[[], float]) -> None:
-        """silence_s: age of a report at which its replica is silent. clock: returns seconds."""
+        """A replica counts as silent if its last report is older than ``silence_s`` seconds."""
         self._silence_s = silence_s
         self._clock = clock
         self.names: tuple[str, ...] = ()
         self.retries = 0
-        """Number of times that a prompt was passed on to another replica."""
+        """Number of times that a prompt was sent to another replica after a replica failed."""
         self._reports: dict[str, tuple[float, ReplicaReport]] = {}
         self._newest: ReplicaReport | None = None
         self._lost: set[str] = set()
@@ -93,7 +93,7 @@ class Membership:
         self._lost.discard(report.name)
 
     def lose(self, name: str) -> None:
-        """Note that a replica did not answer: the replica gets no prompts until its next report."""
+        """Send no prompts to a replica, which did not answer, until its next report."""
         self._lost.add(name)
 
     @property
@@ -118,12 +118,12 @@ class Membership:
 
     @property
     def limiting_reports(self) -> list[ReplicaReport]:
-        """The reports from which limits of requests are taken: at least the newest one, if any."""
+        """The reports of all replicas, or else the newest report of a replica that has ended."""
         return self.reports or ([] if self._newest is None else [self._newest])
 
     @property
     def stats(self) -> EngineStats:
-        """The sums over all replicas, including ended replicas."""
+        """The statistics of all replicas together, including ended replicas."""
         return merge_stats([self._gone, *(report.stats for report in self.reports)])
 
     def figures(self) -> list[ReplicaFigures]:
@@ -175,7 +175,7 @@ COUNTERS = {
 
 
 class ReplicasCollector(Collector):
-    """Collects metrics of each replica; the sums over replicas are among an engine's metrics."""
+    """Collects the Prometheus metrics about single replicas of a cluster."""
 
     def __init__(self, members: Membership) -> None:
         self._members = members

@@ -17,15 +17,15 @@ import psutil
 from server.cli.cluster_folder import ClusterError, ClusterFolder, Node
 from server.ray.certificates import write_certificates
 
-# Default port of the first machine (head), outside of 10002 to 19999, which Ray's workers use.
+# Default port of the head (first machine). Ray's workers use the ports from 10002 to 19999.
 HEAD_PORT = 26379
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
-# Time for a replica to end its requests before its machine leaves. The head leaves at once.
+# Seconds that replicas have to end their requests before their machine leaves the cluster.
 LEAVE_S = 20
 POLL_S = 0.1
 CONNECT_TIMEOUT_S = 10.0
-# Small, as only large messages go through Ray's object store, and answers are not large.
+# Small, since Ray's object store only holds large messages, and quire sends small ones.
 OBJECT_STORE_BYTES = 100_000_000
 STARTED = "Ray runtime started."
 COMMAND = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-color=false")
@@ -48,17 +48,17 @@ def environment(folder: ClusterFolder) -> dict[str, str]:
         "RAY_TLS_SERVER_CERT": str(folder.certificate),
         "RAY_TLS_SERVER_KEY": str(folder.private_key),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray starts no cluster of Macs, which Ray does not support, without this variable.
+        # Ray does not support clusters of Macs, and refuses to start one without this variable.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
-        # Without this, Ray waits for the requests of a hanging replica, which never end.
+        # Without this variable, Ray waits for ever for the requests of a hanging replica.
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-        # With this variable unset, Ray logs requests.
+        # Without this variable, Ray logs requests.
         "RAY_SERVE_LOG_TO_STDERR": "0",
     }
 
 
 def start_head(folder: ClusterFolder, key: str, address: str, port: int) -> Node:
-    """Start a cluster. address: this machine's, for other machines. Raises ClusterError."""
+    """Start a cluster. Other machines reach this one at ``address``. Raises ClusterError."""
     _check_not_running(folder)
     write_certificates(folder, key, own_addresses(address))
     options = [
@@ -72,9 +72,9 @@ def start_head(folder: ClusterFolder, key: str, address: str, port: int) -> Node
 
 
 def join_head(folder: ClusterFolder, key: str, head: str) -> Node:
-    """Join a cluster. head: HOST:PORT of the cluster's first machine. Raises ClusterError."""
+    """Join the cluster whose first machine is ``head``, as HOST:PORT. Raises ClusterError."""
     _check_not_running(folder)
-    # Ray's processes need the head's IP address in place of a name.
+    # Ray's processes need the head's IP address, and not a host name.
     address, head = addresses_of(head)
     write_certificates(folder, key, own_addresses(address))
     check_key(folder, head)
@@ -130,14 +130,14 @@ def _wait(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Return whether a process is running. A zombie counts as ended."""
+    """Return True if a process is running. A zombie counts as ended."""
     with suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def own_addresses(address: str) -> list[str]:
-    """Return all names and addresses of this machine. address: for other machines."""
+    """Return all names and addresses of this machine: ``address``, and others."""
     numbers = [
         each.address.partition("%")[0]
         for interface in psutil.net_if_addrs().values()
@@ -148,8 +148,8 @@ def own_addresses(address: str) -> list[str]:
 
 
 def addresses_of(head: str) -> tuple[str, str]:
-    """Return two IP addresses: this machine's in the head's network, and the head's, as IP:PORT. No
-    packet is sent to the head. Raises ClusterError."""
+    """Return this machine's IP address in the head's network, and the head's address as IP:PORT.
+    Send no packet to the head. Raises ClusterError."""
     host, _, port = head.rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -161,7 +161,7 @@ def addresses_of(head: str) -> tuple[str, str]:
 
 
 def check_key(folder: ClusterFolder, head: str) -> None:
-    """Raises ClusterError if the head does not answer, or has another key: TLS fails then."""
+    """Raise ClusterError if the head does not answer, or if TLS fails because its key differs."""
     host, _, port = head.rpartition(":")
     context = ssl.create_default_context(cafile=folder.authority)
     context.load_cert_chain(folder.certificate, folder.private_key)
@@ -179,7 +179,7 @@ def check_key(folder: ClusterFolder, head: str) -> None:
 
 
 def session_folder() -> Path:
-    """Return the folder for Ray's sockets and logs, which is short, as sockets' paths must be."""
+    """Return the folder for Ray's sockets and logs. A socket's path must be short."""
     return Path(f"/tmp/quire-ray-{os.getuid()}")  # noqa: S108
 
 
@@ -191,7 +191,7 @@ def _check_not_running(folder: ClusterFolder) -> None:
 
 
 def _start(folder: ClusterFolder, options: Sequence[str], head: str, *, is_head: bool) -> Node:
-    # Variables for Ray that the user has set would change the cluster.
+    # Ray would change the cluster by the RAY_ variables that the user has set.
     inherited = {name: each for name, each in os.environ.items() if not name.startswith("RAY_")}
     drain = {DRAIN: "0" if is_head else str(LEAVE_S)}
     with folder.log.open("wb") as log:

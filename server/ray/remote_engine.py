@@ -1,8 +1,7 @@
-"""The engines of a cluster's replicas as one ServingEngine for the HTTP server.
+"""Presents the engines of all replicas of a cluster to the HTTP server as one ServingEngine.
 
-Each prompt goes to one replica that is neither silent nor ended nor full. If a replica is lost, its
-prompts without a generated token move to another replica; an answer that has begun ends with an
-error, after which the client may ask again."""
+Each prompt goes to one replica that answers and is not full. If a replica is lost, its prompts
+without a generated token move to another replica. An answer that has begun ends with an error."""
 
 import asyncio
 import logging
@@ -35,12 +34,12 @@ from server.ray.replica_calls import (
     UncompiledConstraint,
 )
 
-# A replica counts as lost after this silence: during an answer it sends something every second.
+# A replica that sends nothing for this long is lost: during an answer it sends every second.
 SILENCE_S = 5.0
 REPORT_PERIOD_S = 1.0
 MAX_LOSSES = 3
 FULL_PAUSE_S = 0.05
-# 20 bits of a hash become a character from here on: UTF-8 cannot encode the surrogates below.
+# The first code point after the surrogates. UTF-8 can encode the sum of this and any 20 bits.
 BEHIND_SURROGATES = 0xE000
 
 log = logging.getLogger(__name__)
@@ -59,12 +58,12 @@ class _Call:
     unread: set[int]
     """Indices into ``streams`` of the running answers that still have a reader."""
     has_begun: bool = False
-    """Whether an event of an answer was delivered."""
+    """True after the first event of an answer was delivered."""
     task: "asyncio.Task[None]" = field(init=False)
 
 
 class RemoteEngine:
-    """A ServingEngine that replicas answer. All methods run on the event loop."""
+    """A ServingEngine whose answers come from replicas. All methods run on the event loop."""
 
     def __init__(
         self,
@@ -74,20 +73,21 @@ class RemoteEngine:
         silence_s: float = SILENCE_S,
         report_period_s: float = REPORT_PERIOD_S,
     ) -> None:
-        """max_share_ratio: as for EngineClient. silence_s: seconds until a replica is lost."""
+        """A client gets at most ``max_share_ratio`` of all slots. A replica that sends nothing for
+        ``silence_s`` seconds is lost."""
         self._replicas = replicas
         self._silence_s = silence_s
         self._report_period_s = report_period_s
         self.members = Membership(silence_s + report_period_s, time.monotonic)
         self._slots = Slots(max_share_ratio)
         self._calls: dict[int, tuple[_Call, int]] = {}
-        """``{request id: (call, index of the answer)}``."""
+        """``{request id: (call, index of the request's answer in the call)}``."""
         self._last_id = 0
         self._closed = False
         self._reporting: asyncio.Task[None] | None = None
 
     def attach(self) -> None:
-        """Start to ask the replicas for reports regularly."""
+        """Start a task that gets a report from each replica regularly."""
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._keep_asking())
 
@@ -111,7 +111,7 @@ class RemoteEngine:
             await asyncio.sleep(self._report_period_s)
 
     async def ask_all(self) -> None:
-        """Ask each replica for a report. The router puts all replicas' names into a Route."""
+        """Get the names of all replicas from the router, and a report from each replica."""
         routes = [Route(target=name) for name in self.members.names] or [Route()]
         await asyncio.gather(*map(self._ask, routes))
         if names := routes[-1].replicas:
@@ -128,7 +128,7 @@ class RemoteEngine:
 
     @property
     def alive(self) -> bool:
-        """True until ``end_all`` is called, since Ray replaces lost replicas."""
+        """True until ``end_all`` is called, even if replicas are lost: Ray replaces them."""
         return not self._closed
 
     @property
@@ -137,7 +137,7 @@ class RemoteEngine:
 
     @property
     def limits(self) -> EngineLimits:
-        """Limits of requests for all replicas together. Must not be used before ``ready``."""
+        """Limits of requests for all replicas together. Must not be read before ``ready()``."""
         reports = self.members.limiting_reports
         return replace(
             reports[0].limits,
@@ -207,8 +207,8 @@ class RemoteEngine:
         return call.streams
 
     async def _answer(self, call: _Call) -> None:
-        """Get a prompt's answers. Before their first event a lost or full replica gives way to
-        another one; a prompt waits ``silence_s`` for a slot if all replicas are full."""
+        """Deliver a prompt's answers. If a replica is lost or full before the first event, use
+        another one. If all are full, wait up to ``silence_s`` until a replica has a free slot."""
         tried, losses, message = set[str](), 0, ""
         deadline = time.monotonic() + self._silence_s
         # In a thread, as hashing a long prompt takes milliseconds and would delay other answers.
@@ -218,7 +218,7 @@ class RemoteEngine:
             if message and without.issuperset(self.members.names):
                 if message == REPLICA_LOST or time.monotonic() > deadline:
                     break
-                # The front counts slots of all replicas together: one of them will soon be free.
+                # The queue holds no more requests than all replicas have slots: one gets free.
                 tried.clear()
                 await asyncio.sleep(FULL_PAUSE_S)
                 continue
@@ -237,7 +237,7 @@ class RemoteEngine:
         self._fail(call, message)
 
     async def _follow(self, call: _Call, route: Route) -> None:
-        """Deliver a replica's events until all answers with readers end. Raises ReplicaError."""
+        """Deliver a replica's events until each answer ends or is unread. Raises ReplicaError."""
         running = set(call.unread)
         async with aclosing(self._replicas.generate(route, call.submission)) as batches:
             while running & call.unread:
@@ -262,7 +262,7 @@ class RemoteEngine:
                 self._free(call, index)
 
     def _fail(self, call: _Call, message: str) -> None:
-        """End the call's running answers with an error."""
+        """End the call's running answers with an error event."""
         event = TokenEvent(0, None, FinishReason.ERROR, message=message)
         self._deliver(call, [(index, event) for index in sorted(call.unread)])
         if not self._closed:
@@ -276,7 +276,7 @@ class RemoteEngine:
             self._slots.free(call.submission.salt.tenant)
 
     def _abort(self, request_id: int) -> None:
-        """Free the answer whose reader has left; cancel the call if all readers have left."""
+        """Free an answer's slot after its reader left. If no reader is left, cancel the call."""
         call, index = self._calls[request_id]
         self._free(call, index)
         if not call.unread:
@@ -285,7 +285,7 @@ class RemoteEngine:
 
 def routed_text(submission: Submission, limits: EngineLimits) -> str:
     """Return a text with one character, made of the block's hash, for each full block of a prompt.
-    The router compares prompts by these texts, which differ between tenants."""
+    The router compares prompts by these texts. Different tenants never have the same texts."""
     if limits.shared_block_tokens is None:
         return ""
     hashes = BlockHashes(b"", submission.salt, limits.shared_block_tokens)

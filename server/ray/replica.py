@@ -1,4 +1,4 @@
-"""A replica: a Ray process with an engine, but without an HTTP server."""
+"""A replica: a Ray process that runs an engine, but no HTTP server."""
 
 import platform
 import socket
@@ -39,16 +39,16 @@ from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.worker import WorkerBusyError
 
-# Seconds without a token of an answer after which an empty list is sent.
+# If no answer has got a token for this many seconds, the replica sends an empty list.
 SIGN_OF_LIFE_S = 1.0
 
 Facts = Mapping[str, str]
-"""``{name: version or digest}``, which must equal that of the cluster's first machine (head)."""
+"""``{name: version or digest}``. All machines' values must equal those of the first (head)."""
 
 
 def facts_of(folder: Path) -> Facts:
-    """Return this machine's Facts. folder: the model's folder, whose weights are all read unless
-    their digests are stored. Raises CheckpointError, OSError."""
+    """Return this machine's Facts. If the digests of the weights in ``folder`` are not stored, this
+    reads all weights. Raises CheckpointError, OSError."""
     return {
         "quire": version("quire"),
         "ray": version("ray"),
@@ -58,10 +58,10 @@ def facts_of(folder: Path) -> Facts:
 
 
 def check_alike(host: str, here: Facts, head: Facts) -> None:
-    """Raises StartError, which names the first difference. host: this machine's name."""
+    """Raise StartError, which names the first difference between ``host`` and the head, if any."""
     for name, ours in here.items():
         if ours != head[name]:
-            # The error shows 16 characters, which are enough to tell versions and digests apart.
+            # The error shows 16 characters, by which two versions or digests can be told apart.
             raise StartError(
                 f"{host} is not like the head of the cluster: {name} is {ours[:16]} there and "
                 f"{head[name][:16]} on the head"
@@ -69,12 +69,12 @@ def check_alike(host: str, here: Facts, head: Facts) -> None:
 
 
 class EngineReplica:
-    """Answers the HTTP server's calls. Only Ray's router uses the arguments of type Route."""
+    """Runs the HTTP server's calls on an engine. Only Ray's router uses the Route arguments."""
 
     def __init__(
         self, name: str, client: EngineClient, grammars: GrammarCompiler, ready_timeout_s: float
     ) -> None:
-        """ready_timeout_s: how long a health check waits for a token."""
+        """A health check waits ``ready_timeout_s`` seconds for a token."""
         self._name = name
         self._client = client
         self._grammars = grammars
@@ -83,7 +83,7 @@ class EngineReplica:
     async def generate(
         self, _: Route, submission: Submission
     ) -> AsyncGenerator[list[NumberedEvent] | Refusal, None]:
-        """Yield the events of a prompt's answers; yield an empty list at the start and after each
+        """Yield the events of a prompt's answers. Yield an empty list at the start and after each
         second without an event. Closing the generator aborts the answers."""
         yield []
         try:
@@ -95,7 +95,7 @@ class EngineReplica:
             yield Refusal.ENDED
             return
         except GrammarError as error:
-            # The head could compile the grammar; this machine was slower or has less memory.
+            # The head could compile the grammar, but this machine is slower or has less memory.
             message = f"{FORM_LIMITS}: {error}"
             failed = TokenEvent(0, None, FinishReason.ERROR, message=message)
             yield [(index, failed) for index in range(len(submission.params))]
@@ -130,13 +130,13 @@ class EngineReplica:
         return await self._client.memory_map()
 
     async def check_health(self) -> None:
-        """Have the engine generate a token before all requests. Raises RuntimeError if it fails."""
+        """Let the engine generate a token ahead of its queue. Raises RuntimeError if that fails."""
         if not (self._client.alive and await generates(self._client, self._ready_timeout_s)):
             raise RuntimeError("the engine does not generate a token in time")
 
 
 class Replica(EngineReplica):
-    """Ray Serve's deployment of the replicas."""
+    """The class that Ray Serve runs in the process of each replica."""
 
     _watchdog: Watchdog | None = None
     _monitor: EngineMonitor | None = None
@@ -145,8 +145,8 @@ class Replica(EngineReplica):
     def __init__(
         self, model: str, settings: dict[str, Any], head: Facts, name: str | None = None
     ) -> None:
-        """model: a name, or a folder that all machines have. settings: Config's values. head: the
-        head's facts. name: None means Ray's name. Raises StartError."""
+        """``model`` is a name, or a folder that all machines have. ``settings`` are the values of
+        Config. ``head`` is the head's Facts. Ray chooses a missing ``name``. Raises StartError."""
         self._watchdog = Watchdog()
         use_one_arena()
         raise_descriptor_limit()
@@ -158,7 +158,7 @@ class Replica(EngineReplica):
         super().__init__(name or own_name(), client, grammars, config.server.ready_timeout_s)
 
     async def check_health(self) -> None:
-        # Ray's first call comes right after __init__, in which no event loop runs.
+        # Ray first calls this right after __init__, during which no event loop runs.
         assert self._watchdog is not None
         if not self._is_attached:
             self._watchdog.start_beating()
@@ -182,7 +182,7 @@ def own_name() -> str:
 
 
 def _read_alike(model: str, config: Config, head: Facts) -> ModelFiles:
-    """Read a model, and fetch missing files. Raises StartError if this machine cannot serve the
+    """Read a model, and download missing files. Raises StartError if this machine cannot serve the
     model, or differs from the head."""
     files = read_model(model, config)
     check_alike(socket.gethostname(), facts_of(files.plan.checkpoint.path), head)
@@ -190,7 +190,7 @@ def _read_alike(model: str, config: Config, head: Facts) -> ModelFiles:
 
 
 def why_not_here(model: str, settings: dict[str, Any], head: Facts) -> str:
-    """Return why this machine cannot have a replica, or an empty text."""
+    """Return a text that says why this machine cannot have a replica; empty if it can."""
     try:
         _read_alike(model, Config.model_validate(settings), head)
     except StartError as error:

@@ -1,4 +1,4 @@
-"""Calls from a cluster's HTTP server to replicas: their arguments and results, and the sender."""
+"""Defines the calls from a cluster's HTTP server to its replicas, and sends them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -11,7 +11,7 @@ from engine.types import EngineLimits, EngineStats, Submission, TokenEvent
 from server.text.grammar.constraint_spec import ConstraintSpec
 
 NumberedEvent = tuple[int, TokenEvent]
-"""(index of an answer to the prompt, event of this answer)"""
+"""(index of an answer among the prompt's answers, event of this answer)"""
 
 
 class Refusal(Enum):
@@ -23,7 +23,7 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """A replica's state. name: chosen by Ray, which never gives it to another replica."""
+    """A replica's state. Ray chooses ``name``, and gives it to no other replica."""
 
     name: str
     host: str
@@ -37,10 +37,11 @@ class ReplicaReport:
 
 @dataclass(slots=True)
 class Route:
-    """The replicas to which a call may go. The threads of caller and router share the object."""
+    """Restricts the replicas to which a call may go. The caller's and the router's threads share
+    this object."""
 
     text: str = ""
-    """One character for each full block of the prompt; equal prefixes give equal characters."""
+    """One character for each full block of the prompt. Equal prefixes give equal characters."""
     without: frozenset[str] = frozenset()
     """Names of the replicas that the router must not choose."""
     target: str | None = None
@@ -56,18 +57,18 @@ class Route:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class UncompiledConstraint:
-    """A constraint of an answer (a grammar), which the replica will compile."""
+    """An answer's grammar, which the replica that generates the answer will compile."""
 
     spec: ConstraintSpec
     begun: str
-    """The beginning of the answer, with which the prompt ends."""
+    """The part of the answer that the prompt already contains."""
 
 
 class RayReplicas:
     """Calls replicas that ``router.py`` chooses. Any exception means that a replica is lost."""
 
     def __init__(self, handle: Any) -> None:
-        """handle: Ray's DeploymentHandle of the replicas."""
+        """``handle`` is Ray's DeploymentHandle of the replicas."""
         self._handle = handle
         self._streaming = handle.options(stream=True)
 

@@ -1,4 +1,4 @@
-"""Routes a call to the replica that got prompts with the same prefix; subclasses Ray's router.
+"""Routes a prompt to the replica that had prompts with the same prefix. Subclasses Ray's router.
 
 Ray's class and the overridden methods are not public, and so quire pins Ray's version."""
 
@@ -15,8 +15,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from server.ray.replica_calls import Route
 
-# If one replica has this many requests more than another (half of EngineConfig.max_num_seqs), load
-# decides and not prefixes. Up to this difference a new replica gets all new conversations.
+# If one replica has this many requests more than another, the less loaded replica gets the prompt,
+# whatever its prefix. The number is half of EngineConfig.max_num_seqs.
 IMBALANCED = 16
 
 
@@ -24,7 +24,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
     """Routes a call by the Route that is the call's first argument."""
 
     def initialize_state(self, **options: Any) -> None:
-        # A tree of prefixes that Ray makes may be on any machine, and would keep ended replicas.
+        # Ray's own tree of prefixes may be on any machine, and would keep replicas that have ended.
         here = ray.get_runtime_context().get_node_id()
         tree = PrefixTreeActor.options(
             num_cpus=0,
@@ -47,7 +47,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: Sequence[RunningReplica], pending_request: Any = None
     ) -> list[list[RunningReplica]]:
-        """Return the allowed replicas among Ray's choice, or else all allowed replicas."""
+        """Return the allowed replicas that Ray has chosen, or else all allowed replicas."""
         route = route_of(pending_request)
         ranks = await super().choose_replicas(candidate_replicas, pending_request)
         chosen = [replica for rank in ranks for replica in rank]
@@ -56,7 +56,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
     async def _choose_replica_for_request(
         self, pending_request: Any, *, is_retry: bool = False
     ) -> RunningReplica:
-        """Choose a replica, and note it in the Route, so that a retry takes another replica."""
+        """Choose a replica, and store its name in the Route, so that a retry takes another one."""
         route = route_of(pending_request)
         if route.replica is not None:
             route.without |= {route.replica}
@@ -65,7 +65,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         return chosen
 
     def _extract_text_from_request(self, pending_request: Any) -> str | None:
-        """Return the text by which Ray compares prompts, or None if the prompt is too short."""
+        """Return the text by which Ray compares prompts, or None if no block is full."""
         return route_of(pending_request).text or None
 
 

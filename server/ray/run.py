@@ -1,4 +1,4 @@
-"""Runs the commands of ``quire cluster``."""
+"""Implements the commands of ``quire cluster``."""
 
 import json
 import os
@@ -37,7 +37,7 @@ from server.ray.ray_process import (
 )
 from server.ray.replica import facts_of
 
-# An address without a machine (RFC 5737): a route to it begins at this machine's own address.
+# No machine has this address (RFC 5737). A socket for it gets this machine's own address.
 ELSEWHERE = "192.0.2.1:9"
 LOOPBACK = "127.0.0.1"
 JOIN_AGAIN_S = 5.0
@@ -46,7 +46,7 @@ AskKey = Callable[[], str]
 
 
 def start_cluster(address: str | None, port: int | None) -> str:
-    """Make this machine a cluster's head; return instructions. Raises ClusterError."""
+    """Make this machine a cluster's head, and return the user's next steps. Raises ClusterError."""
     folder = cluster_folder()
     key = ensure_key(folder.key)
     node = start_head(folder, key, address or _own_address(), port or HEAD_PORT)
@@ -66,7 +66,7 @@ def join_cluster(head: str, key_file: Path | None, ask: AskKey) -> str:
 
 
 def _store_key(key_file: Path | None, ask: AskKey) -> tuple[ClusterFolder, str]:
-    """Store the key of ``key_file`` or of ``ask()``; return the cluster's folder and the key."""
+    """Store the key from ``key_file`` or ``ask()``. Return the cluster's folder and the key."""
     key = read_key(key_file) if key_file is not None else parse_key(ask(), "the key")
     folder = cluster_folder()
     write_private(folder.key, key)
@@ -74,7 +74,7 @@ def _store_key(key_file: Path | None, ask: AskKey) -> tuple[ClusterFolder, str]:
 
 
 def stay_in_cluster(head: str, key_file: Path | None, ask: AskKey, say: Say) -> None:
-    """Join a cluster, again after each end of the cluster, until a signal. Raises ClusterError."""
+    """Join a cluster, and join it again whenever it ends, until a signal. Raises ClusterError."""
     folder, key = _store_key(key_file, ask)
     stop(folder)
     ended, last = ended_by_signal(), ""
@@ -99,7 +99,7 @@ def stay_in_cluster(head: str, key_file: Path | None, ask: AskKey, say: Say) -> 
 def serve_from_start(
     address: str | None, port: int | None, serve: Callable[[], None], say: Say
 ) -> None:
-    """End an old cluster, start one, call ``serve``, and end the cluster. Raises StartError."""
+    """Start a new cluster, call ``serve``, and end the cluster. Raises StartError."""
     folder = cluster_folder()
     signal.signal(signal.SIGTERM, _exit)
     if stop(folder):
@@ -122,7 +122,7 @@ def serve_cluster(
     *,
     waits: bool = False,
 ) -> None:
-    """Serve until a signal. waits: whether to wait until a replica fits. Raises StartError."""
+    """Serve a model until a signal. If ``waits``, wait until a replica fits. Raises StartError."""
     settings = checked_settings(file, with_further(flags, further))
     folder, node = _head()
     with model_errors():
@@ -159,7 +159,7 @@ def serve_cluster(
 
 
 def cluster_status() -> str:
-    """Return a text for the user about machines and replicas. Raises ClusterError."""
+    """Return a text for the user about the machines and replicas. Raises ClusterError."""
     folder, node = _head()
     os.environ.update(environment(folder))
     from server.ray import application
@@ -169,7 +169,7 @@ def cluster_status() -> str:
 
 
 def stop_cluster() -> str:
-    """Take this machine out of its cluster; return a sentence. Raises ClusterError."""
+    """Take this machine out of its cluster. Return a sentence for the user. Raises ClusterError."""
     if stop(cluster_folder()):
         return "this machine is in no cluster any more"
     return "this machine is in no cluster"

@@ -1,4 +1,4 @@
-"""Kills a replica that hangs: a second process reads a byte per second from the replica on a pipe.
+"""A second process kills a replica that hangs, and so sends no byte per second on a pipe any more.
 
 Ray replaces a replica that has ended, but waits for ever for a replica that hangs at its start. The
 second process runs this file, which therefore imports only the standard library."""
@@ -11,9 +11,9 @@ import signal
 import subprocess
 import sys
 
-# Seconds without a byte until the kill: on a machine that swaps a replica may stall for seconds.
+# Seconds without a byte until the kill. A replica on a machine that swaps may stall for seconds.
 SILENCE_S = 20.0
-# Seconds to start in: a start may read large weights twice from a slow disk.
+# Seconds within which a replica must start. It may read large weights twice from a slow disk.
 START_S = 900.0
 BEAT_S = 1.0
 
@@ -37,7 +37,7 @@ class Watchdog:
         self._beating: asyncio.Task[None] | None = None
 
     def start_beating(self) -> None:
-        """Send a byte per second from the running event loop; to be called after the start."""
+        """Send a byte per second from the running event loop. Must be called after the start."""
         self._beating = asyncio.create_task(self._keep_beating())
 
     def end(self) -> None:
@@ -63,8 +63,8 @@ class Watchdog:
 
 
 def watch(pipe: int, pid: int, start_s: float, silence_s: float) -> None:
-    """Kill the parent process if no byte comes in time; return when the parent closes the pipe.
-    pipe: the descriptor to read. pid: the parent's id."""
+    """Kill the parent process ``pid`` if no byte comes on the descriptor ``pipe`` in time. Return
+    when the parent closes the pipe."""
     timeout_s = start_s
     while select.select([pipe], [], [], timeout_s)[0]:
         if not os.read(pipe, select.PIPE_BUF):

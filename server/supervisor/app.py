@@ -1,4 +1,4 @@
-"""The HTTP application of the front: the process that forwards requests to models' processes."""
+"""Makes the HTTP application of the front, which forwards requests to the models' processes."""
 
 import asyncio
 import re
@@ -44,12 +44,12 @@ from server.supervisor.process import Headers, LoadError, ModelProcess, NoAnswer
 
 SHOW = "/api/show"
 STORED_RESPONSE = "/v1/responses/{response_id}"
-# Matches the percent-encoded path, as that is forwarded unchanged.
+# Matches a percent-encoded path, since paths are forwarded as the client sent them.
 STORED_TARGET = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,64}(?=[/?]|\Z)")
 
 
 def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
-    """Make the ASGI application: its start loads pinned models, its end ends all processes."""
+    """Make the ASGI application. Its start loads pinned models, its end ends models' processes."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -115,7 +115,7 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
         return ForwardedAnswer(request, front, forwarded)
 
     async def look(request: Request) -> Response:
-        """Forward to the model that the query names, or to the last used model; load no model."""
+        """Forward to the model that the query names, or to the last used model. Load no model."""
         model = await model_of(request, request.query_params.get("model"))
         if not model.loaded:
             raise unavailable(f"{model.name} is not loaded; the next request to it loads it.")
@@ -137,14 +137,14 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
 
 
 def stream_start(request: Request, model: ManagedModel, head: BodyHead) -> StreamStart | None:
-    """Return how to begin the answer's stream; None if the answer is not streamed."""
+    """Return how the answer's stream begins, or None if the answer is not streamed."""
     if speaks_ollama(request.scope):
         return None if head.stream is False else line_stream(request.url.path, model.name)
     return EVENTS if head.stream is True else None
 
 
 async def model_with_response(front: Front, request: Request) -> ManagedModel:
-    """Return the loaded model that stores the request's response. Raises ApiError (404, 503)."""
+    """Return the loaded model that stores the response in the path. Raises ApiError (404, 503)."""
     error = ApiError(404, "No model that is loaded has this response.", type="not_found_error")
     if (target := STORED_TARGET.match(target_of(request.scope))) is None:
         raise error
@@ -160,7 +160,7 @@ async def model_with_response(front: Front, request: Request) -> ManagedModel:
 
 
 async def _status(process: ModelProcess, target: bytes, headers: Headers) -> int | None:
-    """Return the HTTP status of a process's answer; None if the process does not answer."""
+    """Return the HTTP status of a process's answer, or None if the process does not answer."""
     try:
         return (await process.get(target, headers)).status
     except NoAnswerError:
@@ -168,7 +168,7 @@ async def _status(process: ModelProcess, target: bytes, headers: Headers) -> int
 
 
 def client_of(request: Request) -> bytes:
-    """Return a digest of a client's key and address: each client has a keep-alive of its own."""
+    """Return a digest of a client's key and address, under which its keep-alive is stored."""
     host = request.client.host if request.client else ""
     return sha256(f"{request_key(request.headers)}\n{host}".encode()).digest()
 

@@ -1,6 +1,6 @@
 """Forwards requests to a model's process and streams the answers back.
 
-A streamed answer may begin while its model is being loaded: with comments, which clients ignore."""
+While a model is being loaded, its streamed answers begin with comments, which clients ignore."""
 
 import asyncio
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class StreamStart:
     media_type: bytes
     sign_of_life: bytes
     begins_at_once: bool
-    """Whether to begin at once; else after ``server.sse_ping_s``: earlier errors get a status."""
+    """If False, the stream begins after ``server.sse_ping_s``: earlier errors set the status."""
 
 
 EVENTS = StreamStart(b"text/event-stream; charset=utf-8", SIGN_OF_LIFE, begins_at_once=False)
@@ -49,13 +49,13 @@ EVENTS = StreamStart(b"text/event-stream; charset=utf-8", SIGN_OF_LIFE, begins_a
 
 @dataclass(frozen=True, slots=True)
 class ForwardedRequest:
-    """A request to a model. client: a digest of the client's key and address."""
+    """A request to a model. ``client`` is a digest of the client's key and address."""
 
     model: ManagedModel
     client: bytes
     body: bytes
     stream: StreamStart | None = None
-    """How the answer's stream begins; None for an answer that is not streamed."""
+    """How the answer's stream begins, or None if the answer is not streamed."""
     keep_alive_s: float | None = None
     """Seconds for which the client wants the model loaded; a negative value means for ever."""
 
@@ -82,7 +82,7 @@ class ForwardedAnswer(Response):
         self._num_events = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer; cancel the process's request if the client disconnects."""
+        """Send the answer. If the client disconnects, cancel the request to the process."""
         await unless_left(self._request, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,7 +113,8 @@ class ForwardedAnswer(Response):
             raise failure  # breaks the connection, so that the client notices the failure
 
     async def _process(self, send: Send) -> ModelProcess:
-        """Return the loaded model's process. Raises LoadError, NoRoomError, TimeoutError."""
+        """Load the model if needed, and return its process. While the model is being loaded, begin
+        the answer's stream. Raises LoadError, NoRoomError, TimeoutError."""
         models, config, stream = self._front.models, self._front.config, self._forwarded.stream
         if (process := models.running(self._forwarded.model)) is not None:
             return process
@@ -133,7 +134,7 @@ class ForwardedAnswer(Response):
             loading.cancel()
 
     async def _relay(self, process: ModelProcess, send: Send) -> bool:
-        """Send the process's answer, and return True; return False if the process ended before it
+        """Send the process's answer, and return True. Return False if the process ended before it
         got the request. Raises NoAnswerError if the process ends during the answer."""
         request = self._request
         target, headers = target_of(request.scope), sent_headers(request)
@@ -165,7 +166,7 @@ class ForwardedAnswer(Response):
             await send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _end_with(self, error: ApiError, send: Send) -> None:
-        """End a stream that has begun with an error event of the client's API."""
+        """Send an error event of the client's API as the end of a stream that has begun."""
         last = _failure_event(self._request.scope, error, self._num_events)
         await send(_body(last, is_last=True))
 
@@ -193,7 +194,7 @@ def _returned(headers: Headers) -> Headers:
 
 
 def _error_of(status: int, body: bytes) -> ApiError:
-    """Parse a process's error response. Its status comes too late for a stream that has begun."""
+    """Return the error that is described by the body of a process's error response."""
     error = from_json(body)["error"]
     fields = error if isinstance(error, dict) else {"message": error}
     kind = fields.get("type") or "server_error"
@@ -203,7 +204,7 @@ def _error_of(status: int, body: bytes) -> ApiError:
 
 
 def _failure_event(scope: Scope, error: ApiError, number: int) -> bytes:
-    """Return the error event that ends a stream. number: how many events came before."""
+    """Return the error event that ends a stream after ``number`` other events."""
     if speaks_anthropic(scope):
         return event(late_message_error(error, current_request_id()), named=True)
     if speaks_ollama(scope):

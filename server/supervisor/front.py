@@ -1,4 +1,4 @@
-"""The front: in the process that clients reach, finds the model that a request names."""
+"""The front is the process that clients connect to. It finds the model that a request names."""
 
 import asyncio
 import math
@@ -18,10 +18,10 @@ from server.supervisor.models import ManagedModel, ModelSource, ModelSupervisor
 
 LATEST = ":latest"
 LOADED = "loaded"
-"""Stands in the setting models.aliases for the model that was used last."""
+"""As a value in the setting models.aliases, this means the model that was used last."""
 # Shortest time between two searches of the disk for models.
 RESCAN_S = 2.0
-# Seconds between two looks for running requests; idle machines fall asleep after minutes only.
+# Seconds between two checks for running requests. Idle machines fall asleep after minutes only.
 AWAKE_POLL_S = 5.0
 NOTHING_LOADED = "No model has been used yet: name one of those that GET /v1/models lists."
 
@@ -29,9 +29,9 @@ NOTHING_LOADED = "No model has been used yet: name one of those that GET /v1/mod
 def match_name(
     name: str | None, models: Collection[str], aliases: Mapping[str, str], at_hand: str | None
 ) -> str | None:
-    """Return the name of the model that a client means, or None. models: hub ids or folders' names.
-    aliases: ``{pattern such as gpt-*: a model's name or LOADED}``; the first match counts.
-    at_hand: the model for LOADED and for a request without a model's name."""
+    """Return the name of the model that a client means by ``name``, or None. ``models`` are hub ids
+    or folders' names. ``aliases`` is ``{pattern such as gpt-*: a model's name or LOADED}``, and the
+    first match counts. LOADED and a missing ``name`` mean the model ``at_hand``."""
     plain = (name or "").removesuffix(LATEST).rstrip("/")
     if not plain:
         return at_hand
@@ -42,7 +42,7 @@ def match_name(
 
 
 def _match_own(name: str | None, models: Collection[str]) -> str | None:
-    """Return the model of that name, in which ``org/`` may be missing if the rest is unique."""
+    """Return the full name of a model, whose ``org/`` may be missing if the rest is unique."""
     if name is None or name in models:
         return name
     base = name.rpartition("/")[2]
@@ -58,7 +58,7 @@ class Front:
     config: Config
     models: ModelSupervisor
     find: Callable[[], Iterable[ModelSource]]
-    """Returns all servable models on this disk, which takes long."""
+    """Searches the disk for all models that can be served, which takes long."""
     awake: KeepAwake | None = None
     """Keeps the machine awake during answers; None if the machine may sleep."""
     drain: Drain = field(default_factory=Drain)
@@ -87,14 +87,15 @@ class Front:
             self._looked_at = time.monotonic()
 
     async def fitting(self) -> AsyncIterator[ManagedModel]:
-        """Reread the disk, and yield the models that can be served."""
+        """Search the disk again, and yield the models that this machine can serve."""
         await self.refresh()
         for model in list(self.models.models.values()):
             if await self.models.fits(model):
                 yield model
 
     async def model_of(self, name: str | None) -> ManagedModel:
-        """Return the model that a client names; reread unloaded models. Raises ApiError (404)."""
+        """Return the model that a client names. If no client uses the model, first search the disk
+        again for changed files. Raises ApiError (404)."""
         model = self._find(name)
         if model is None or model.at_rest:
             await self.refresh()
@@ -108,7 +109,7 @@ class Front:
         )
 
     async def keep_awake(self, awake: KeepAwake) -> None:
-        """Keep the machine awake as long as KeepAwake wants it. Never returns."""
+        """Keep the machine from sleeping while requests run. Never returns."""
         try:
             while True:
                 awake.update(busy=any(model.users for model in self.models.models.values()))
@@ -118,7 +119,7 @@ class Front:
 
     @property
     def alive(self) -> bool:
-        """Always True: the front has no engine, and each process watches its own."""
+        """Always True: the front has no engine that could end."""
         return True
 
     def end_all(self, message: str) -> None:

@@ -1,4 +1,4 @@
-"""One page with the metrics of the front process and, under a label ``model``, of all models."""
+"""Makes one page of metrics: the front process's, and all models', each with a label ``model``."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from server.metrics.families import counters, gauge, gauges
 from server.supervisor.models import ManagedModel, ModelSupervisor
 from server.supervisor.process import Headers, ModelProcess, NoAnswerError
 
-# Upper bound of the histograms of answers, which stay empty here: the models' processes count.
+# Upper bound of the histograms of answers. The front counts no answers: these stay empty.
 MAX_MODEL_LEN = 32768
 PATH = b"/metrics"
 
@@ -93,7 +93,7 @@ class FrontMetrics(HttpMetrics):
         self.registry.register(ModelsCollector(models))
 
     async def render_all(self, headers: Headers) -> bytes:
-        """Return all metrics. headers: the headers of requests for a model's metrics."""
+        """Return all metrics. ``headers`` are sent with the requests for the models' metrics."""
         loaded = [(each.name, each.process) for each in self._supervisor.loaded if each.process]
         pages = await asyncio.gather(*(_read_page(process, headers) for _, process in loaded))
         merged = {family.name: family for family in self.registry.collect()}
@@ -111,7 +111,7 @@ class _Families(Collector):
 
 
 async def _read_page(process: ModelProcess, headers: Headers) -> str:
-    """Return a process's metrics; empty if the process does not answer."""
+    """Return a process's metrics, or an empty text if the process does not answer."""
     with suppress(NoAnswerError):
         answer = await process.get(PATH, headers)
         return answer.content.decode() if answer.status == 200 else ""

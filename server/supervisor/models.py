@@ -2,14 +2,14 @@
 
     not loaded -> loading -> loaded -> ending -> not loaded
 
-A loaded model holds memory for weights, for K and V of one sequence of full length, and for more K
-and V while the budget has room. To make room for another model, loaded models first give up unused
-K and V; then the model used longest ago is unloaded. Any model is unloaded after its keep-alive.
+A loaded model holds memory for weights, for K and V (cached keys and values) of one sequence of
+full length, and for more K and V while the budget has room. To load another model, loaded models
+first give up unused K and V, and then the model that was used longest ago is unloaded. Any model
+is unloaded after its keep-alive.
 
-Models wait for memory in a line, in the order of their first requests. A model that has waited for
-a turn (a time, ``_turn_s``) gets the memory of models that were loaded for a turn: even if such a
-model is in use, it refuses new requests, and is unloaded after its last answer. All methods share
-one state: hence one file.
+Models wait for memory in a line, in the order of their first requests. After a turn (the time
+``_turn_s``) a waiting model gets the memory of models that have been loaded for a turn. Such a
+model refuses new requests, and is unloaded after its last answer.
 """
 
 import asyncio
@@ -27,18 +27,18 @@ from server.protocol.ollama.answer import ModelFacts
 from server.protocol.wire_errors import RETRY_AFTER_S
 from server.supervisor.process import LoadError, ModelProcess
 
-# Exit code of a process whose GPU memory for K and V failed: its restart takes another kind.
+# Exit code of a process whose GPU memory for K and V failed. The restart uses another kind.
 KV_BACKEND_FAILED_CODE = 4
 # Pause in seconds between a failed load of a model and the next attempt.
 RETRY_LOAD_S = 5.0
-# A turn lasts `models.evict_after_idle_s`, but at most this long.
+# A turn (see above) lasts `models.evict_after_idle_s`, but at most this long.
 MAX_TURN_S = 300.0
-# Time from the end of the last client's `Retry-After` until a model loses its place in the line.
+# After a client's `Retry-After` time, its model keeps its place in the line this much longer.
 PLACE_KEPT_S = 10.0
-# How many clients' keep-alives a model remembers; the one that ends first is forgotten.
+# A model stores the keep-alives of this many clients, and drops the one that ends first.
 MAX_CLIENTS = 64
 NOBODY = b""
-"""Stands for a client in the keep-alive of a loaded model that no client has used yet."""
+"""The key in KeepAlive for a loaded model that no client has used yet."""
 END_REASONS = ("keep_alive", "room", "failed", "stopped")
 
 log = structlog.get_logger("quire")
@@ -65,7 +65,7 @@ class MemoryNeeds:
     max_model_len: int
     on_gpu: bool = False
     state_bytes: int = 0
-    """The part of ``fixed_bytes`` for recurrent layers' states, which cache.kv_budget includes."""
+    """The part of ``fixed_bytes`` for states of recurrent layers. cache.kv_budget includes it."""
 
     @property
     def least_bytes(self) -> int:
@@ -94,26 +94,27 @@ class ModelSource(Protocol):
     def pinned(self) -> bool: ...
 
     def needs(self) -> MemoryNeeds:
-        """Raises LoadError if the model cannot be served; no other method is called then."""
+        """Return the memory that the model needs. Raises LoadError if it cannot be served."""
 
     def facts(self) -> ModelFacts: ...
 
     def abilities(self) -> Abilities:
-        """Read the chat template. Raises LoadError."""
+        """Read the chat template, and return it with the capabilities. Raises LoadError."""
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
-        """Start the process. kv_bytes: memory limit of K and V at first. Raises OSError."""
+        """Start the model's process, with at most ``kv_bytes`` for K and V. Raises OSError."""
 
 
 @dataclass(slots=True)
 class KeepAlive:
-    """The time until which a model stays loaded: the latest of the times that clients want."""
+    """Computes until when a model stays loaded: the latest of the times that clients want."""
 
     default_s: float
     _until: dict[bytes, float] = field(default_factory=dict)
 
     def used(self, client: bytes, now: float, wanted_s: float | None) -> None:
-        """Note a request. wanted_s: seconds to stay loaded; -1 means for ever, None the default."""
+        """Note that a client wants the model for ``wanted_s`` seconds from now. A negative number
+        means for ever, None means ``default_s``."""
         keep_s = self.default_s if wanted_s is None else wanted_s
         self._until.pop(NOBODY, None)
         self._until[client] = math.inf if keep_s < 0 else now + keep_s
@@ -138,9 +139,9 @@ class ManagedModel:
     keep: KeepAlive
     needs: MemoryNeeds | None = None
     unfit: LoadError | None = None
-    """The error that says why this machine cannot serve the model; None if it can."""
+    """The error that says why this machine cannot serve the model, or None if it can."""
     read: ModelSource | None = None
-    """The source from which ``needs`` and ``unfit`` were read; ``source`` may be newer."""
+    """The source from which ``needs`` and ``unfit`` were read. ``source`` may be newer."""
     process: ModelProcess | None = None
     loading: "asyncio.Task[None] | None" = None
     kv_bytes: int = 0
@@ -150,13 +151,13 @@ class ManagedModel:
     last_used: float = -math.inf
     loaded_at: float = -math.inf
     waits_since: float | None = None
-    """Time at which the model entered the line for memory; None if it is not in the line."""
+    """Time at which the model entered the line for memory, or None if it is not in the line."""
     waits_until: float = -math.inf
     """Time at which the model leaves the line, unless a request for the model comes."""
     yields_to: "ManagedModel | None" = None
     """The waiting model that will get this model's memory."""
     failed: tuple[float, LoadError] | None = None
-    """The time and the error of the last load, if that failed."""
+    """The time and the error of the last load, or None if that did not fail."""
     loads: int = 0
     load_seconds: float = 0.0
     ends: dict[str, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
@@ -178,17 +179,17 @@ class ManagedModel:
 
     @property
     def loaded(self) -> bool:
-        """Whether the model's process answers requests."""
+        """True if the model's process answers requests."""
         return self.process is not None and self.process.alive
 
     @property
     def at_rest(self) -> bool:
-        """Whether the model has neither a process nor a request."""
+        """True if the model has neither a process nor a request."""
         return self.process is None and self.loading is None and not self.users
 
     @property
     def idle(self) -> bool:
-        """Whether the model can be unloaded without harm to a client."""
+        """True if the model can be unloaded without harm to a client."""
         return self.loaded and not self.users and self.loading is None and not self.pinned
 
 
@@ -202,7 +203,7 @@ class ModelSupervisor:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """budget_bytes: memory for all models together. clock: the time in seconds."""
+        """``budget_bytes`` is the memory for all models together. ``clock`` returns seconds."""
         self.budget_bytes = budget_bytes
         self.models: dict[str, ManagedModel] = {}
         self._settings = settings
@@ -213,7 +214,7 @@ class ModelSupervisor:
         self._changed = asyncio.Event()
 
     def update(self, sources: Iterable[ModelSource]) -> None:
-        """Make ``models`` equal to the models on the disk, but keep loaded and used ones."""
+        """Replace ``models`` by the models on the disk. Keep models that are loaded or in use."""
         new = {source.name: source for source in sources}
         for name, model in list(self.models.items()):
             if model.at_rest and name not in new:
@@ -226,7 +227,7 @@ class ModelSupervisor:
 
     @property
     def loaded(self) -> list[ManagedModel]:
-        """The loaded models: those in use first, then the last used first."""
+        """The loaded models, sorted by the number of requests to each, then by the last use."""
         loaded = [model for model in self.models.values() if model.loaded]
         return sorted(loaded, key=lambda model: (-model.users, -model.last_used))
 
@@ -244,13 +245,13 @@ class ModelSupervisor:
         return self.budget_bytes - sum(model.held_bytes for model in self.models.values())
 
     async def fits(self, model: ManagedModel) -> bool:
-        """Return whether the least memory for the model can be planned and is within the budget."""
+        """Return True if the model's least memory is known and is within the budget."""
         with suppress(LoadError):
             return (await self._needs_of(model)).least_bytes <= self.budget_bytes
         return False
 
     async def _needs_of(self, model: ManagedModel) -> MemoryNeeds:
-        """Return the memory that the model needs, planned once per source. Raises LoadError."""
+        """Return the memory that the model needs, computed once per source. Raises LoadError."""
         while model.read is not model.source:
             source, model.unfit = model.source, None
             try:
@@ -269,7 +270,7 @@ class ModelSupervisor:
     async def use(
         self, model: ManagedModel, client: bytes, keep_alive_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Count a client's request. keep_alive_s: as ``wanted_s`` of KeepAlive.used."""
+        """Count a client's request while the context is open. Note the keep-alive at the end."""
         model.users += 1
         try:
             yield
@@ -280,7 +281,8 @@ class ModelSupervisor:
             self._has_changed()
 
     def running(self, model: ManagedModel) -> ModelProcess | None:
-        """Return a loaded model's process, or None. Raises NoRoomError if it must be unloaded."""
+        """Return a loaded model's process, or None if the model is not loaded. Raises NoRoomError
+        if the model must give its memory to another one."""
         if not model.loaded:
             return None
         if model.yields_to is not None and self._waits(model.yields_to):
@@ -289,7 +291,7 @@ class ModelSupervisor:
         return model.process
 
     async def process_of(self, model: ManagedModel) -> ModelProcess:
-        """Load a model if it is not loaded; return its process. Raises LoadError, NoRoomError."""
+        """Load a model if needed, and return its process. Raises LoadError, NoRoomError."""
         if model.failed is not None and self._clock() - model.failed[0] < RETRY_LOAD_S:
             raise model.failed[1]
         while (process := self.running(model)) is None:
@@ -331,7 +333,7 @@ class ModelSupervisor:
         await self._share_out()
 
     async def _launched(self, model: ManagedModel) -> ModelProcess:
-        """Wait for memory; then start the model's process. Raises LoadError, NoRoomError."""
+        """Wait for memory, and start the model's process. Raises LoadError, NoRoomError."""
         while True:
             async with self._turn:
                 needs = await self._needs_of(model)
@@ -356,7 +358,7 @@ class ModelSupervisor:
         return process
 
     def kept_for_s(self, model: ManagedModel) -> float | None:
-        """Return for how long a loaded model stays without a request; None means for ever."""
+        """Return the seconds that a loaded model stays without a request. None means for ever."""
         if model.pinned or model.keep.until == math.inf:
             return None
         return max(0.0, model.keep.until - self._clock())
@@ -364,7 +366,8 @@ class ModelSupervisor:
     # --- making room for a model ----------------------------------------------------------------
 
     async def _make_room(self, model: ManagedModel, needs: MemoryNeeds) -> bool:
-        """Free memory; False means that answers must end first. Raises LoadError, NoRoomError."""
+        """Free memory for a model. Return False if running answers must end before that. Raises
+        LoadError, NoRoomError."""
         if needs.least_bytes > self.budget_bytes:
             raise LoadError(
                 f"it needs {needs.least_bytes} bytes, and all models together may have "
@@ -377,7 +380,7 @@ class ModelSupervisor:
                 assert other.needs is not None
                 least = other.needs.least_kv_bytes
                 await self._limit(other, max(least, other.kv_bytes - missing))
-        # Choose the victims anew after each unload, in which a victim may have got a request.
+        # The models to unload are chosen again after each unload, as they may get requests.
         while (missing := wanted - self.free_bytes) > 0:
             victims = self._victims(model, missing)
             if any(victim.users for victim in victims):
@@ -388,11 +391,11 @@ class ModelSupervisor:
         return True
 
     def _others(self, model: ManagedModel) -> list[ManagedModel]:
-        """Return the loaded models but ``model``, the longest unused first."""
+        """Return the loaded models except ``model``, in reverse order of ``loaded``."""
         return [other for other in reversed(self.loaded) if other is not model]
 
     def _victims(self, model: ManagedModel, missing: int) -> list[ManagedModel]:
-        """Return the models to unload so that ``missing`` bytes get free. Raises NoRoomError."""
+        """Return the models to unload so that ``missing`` bytes become free. Raises NoRoomError."""
         victims: list[ManagedModel] = []
         for other in self._others(model):
             if missing > 0 and self._goes_at(other, model) <= self._clock():
@@ -403,8 +406,8 @@ class ModelSupervisor:
         return victims
 
     def _goes_at(self, model: ManagedModel, other: ManagedModel) -> float:
-        """Return when a model may be unloaded for the waiting model ``other``: after enough idle
-        time, or a turn after the model was loaded and ``other`` began to wait."""
+        """Return the time at which ``model`` may be unloaded for the waiting model ``other``: after
+        enough idle time, or ``_turn_s`` after it was loaded and ``other`` began to wait."""
         if model.pinned or model.loading is not None:
             return math.inf
         assert other.waits_since is not None
@@ -415,7 +418,7 @@ class ModelSupervisor:
     # --- the line of models that wait for memory ------------------------------------------------
 
     def _line_up(self, model: ManagedModel) -> None:
-        """Put a model at the end of the line, unless the model stands in it."""
+        """Put a model at the end of the line, unless the model is in the line."""
         if not self._waits(model):
             self._leave_line(model)
             model.waits_since = self._clock()
@@ -427,7 +430,7 @@ class ModelSupervisor:
                 other.yields_to = None
 
     def _kept_bytes(self, model: ManagedModel) -> int:
-        """Return the bytes kept free for earlier models in the line that waited for a turn."""
+        """Return the bytes for models earlier in the line that have waited for ``_turn_s``."""
         assert model.waits_since is not None
         latest = self._clock() - self._turn_s
         return sum(
@@ -438,12 +441,13 @@ class ModelSupervisor:
         )
 
     def _waits(self, model: ManagedModel) -> bool:
-        """Return whether the model stands in the line, and a client still wants the model."""
+        """Return True if the model is in the line, and a client waits or may still return."""
         is_wanted = model.loading is not None or self._clock() <= model.waits_until
         return model.waits_since is not None and is_wanted
 
     def _no_room(self, model: ManagedModel) -> NoRoomError:
-        """Return the error that tells a client when to try again. The model stays in the line."""
+        """Return an error with the time after which a client may retry. The model stays in the
+        line until then."""
         now = self._clock()
         room_at = min((self._goes_at(each, model) for each in self._others(model)), default=now)
         wait_s = 0.0 if room_at == math.inf else room_at - now
@@ -452,16 +456,16 @@ class ModelSupervisor:
         return error
 
     async def _limit(self, model: ManagedModel, kv_bytes: int) -> None:
-        """Limit a model's K and V to a size, or to what the model uses now if that is more."""
+        """Limit a model's K and V to ``kv_bytes``, or to what is used now if that is more."""
         if model.process is None or kv_bytes == model.kv_bytes:
             return
-        # Charge a raised limit before it is set; credit a lowered limit once it is confirmed.
+        # A raised limit counts before the process sets it, a lowered one after the process did.
         before, model.kv_bytes = model.kv_bytes, max(model.kv_bytes, kv_bytes)
         limit = await model.process.set_kv_limit(kv_bytes)
         model.kv_bytes = before if limit is None else min(limit, model.kv_bytes)
 
     async def _share_out(self) -> None:
-        """Give free memory to loaded models for K and V, to the last used model first."""
+        """Give all free memory to loaded models for K and V, in the order of ``loaded``."""
         async with self._turn:
             for model in self.loaded:
                 assert model.needs is not None
@@ -472,7 +476,7 @@ class ModelSupervisor:
     # --- unloading a model ----------------------------------------------------------------------
 
     async def stop_model(self, model: ManagedModel) -> bool:
-        """Unload a model and return True, or return False if the model is in use."""
+        """Unload a model and return True. Return False if the model is in use."""
         async with self._turn:
             if model.users or model.loading is not None:
                 return False
@@ -490,7 +494,7 @@ class ModelSupervisor:
         self._has_ended(model, process)
 
     def _has_ended(self, model: ManagedModel, process: ModelProcess) -> None:
-        """Take back the memory of an ended process. A second call does nothing."""
+        """Free the memory of an ended process. A second call does nothing."""
         if model.process is not process:
             return
         model.process, model.kv_bytes = None, 0
@@ -505,7 +509,7 @@ class ModelSupervisor:
             self._start_load(model)
 
     async def keep_time(self) -> None:
-        """Unload models after their keep-alive, and give their memory to others. Never returns."""
+        """Unload models after their keep-alive, and share out their memory. Never returns."""
         while True:
             changed = self._changed
             async with self._turn:
@@ -525,7 +529,7 @@ class ModelSupervisor:
         self._changed = asyncio.Event()
 
     def end_answers(self) -> None:
-        """Tell all processes to end their answers with an error, and to exit."""
+        """Make all processes end their answers with an error, and exit."""
         for model in self.models.values():
             if model.process is not None:
                 model.process.tell_to_stop()

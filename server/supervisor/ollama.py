@@ -1,4 +1,4 @@
-"""Ollama's API for several models: routes with facts about models, and requests to unload one."""
+"""Ollama's API for several models: routes that list and show models, and unloading of a model."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,7 +34,7 @@ NO_ABILITIES = Abilities((), "")
 
 
 def add_info_routes(router: APIRouter, front: Front) -> None:
-    """Add the routes of Ollama's API that no model's process answers."""
+    """Add the routes of Ollama's API that the front itself answers."""
 
     async def fitting() -> list[ModelInfo]:
         return [info_of(front, model) async for model in front.fitting()]
@@ -80,7 +80,7 @@ def info_of(front: Front, model: ManagedModel, abilities: Abilities = NO_ABILITI
 async def unload(
     front: Front, model: ManagedModel, request: Request, body: bytes
 ) -> Response | None:
-    """Unload a model and return the answer; return None if the request asks for anything else."""
+    """Unload a model and return the answer. Return None if the request is for anything else."""
     if (known := BODIES.get(request.url.path)) is None:
         return None
     kind, parse = known
@@ -94,15 +94,15 @@ async def unload(
 
 
 def wanted_keep_alive_s(value: object) -> float | None:
-    """Return the seconds that a request's keep_alive means; None for an invalid value."""
+    """Return the seconds that a request's keep_alive means, or None if the value is invalid."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     return keep_alive_s(value)
 
 
 def line_stream(path: str, model: str) -> StreamStart | None:
-    """Return how to begin a stream of JSON lines, or None if the path's answers are not streamed.
-    The stream begins with a line without text, since clients parse every line as JSON."""
+    """Return how a stream of JSON lines begins, or None if the path's answers are not streamed.
+    The first line has an empty text, since clients parse every line as JSON."""
     if path not in BODIES:
         return None
     answer = OllamaAnswer(BODIES[path][0], model, bytes, lambda: NO_TIME)

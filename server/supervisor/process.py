@@ -13,7 +13,7 @@ carries messages between supervisor and process, one JSON object per line::
 
 The process ends when the pair is closed, and so never outlives the supervisor. A hanging process is
 killed: during loading after STALL_TIMEOUT_S without progress, later after PINGS unanswered pings.
-Pings are sent while an HTTP request waits, which may take any time while pings are answered.
+Pings are sent while an HTTP request waits. A request may take any time while pings are answered.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from typing import Any
 import httpcore2
 import structlog
 
-# Shorter than limits.keep_alive_s of a model's process: the supervisor closes idle connections.
+# Shorter than limits.keep_alive_s of a model's process, which so never closes idle connections.
 IDLE_CONNECTION_S = 60.0
 MAX_IDLE_CONNECTIONS = 64
-# Longest wait for each new message of a process until it is ready.
+# Until it is ready, a process must send a new message within this time after the last one.
 STALL_TIMEOUT_S = 120.0
 PING_INTERVAL_S = 5.0
 # The supervisor kills a process after this number of unanswered pings.
@@ -46,18 +46,18 @@ QUESTION_TIMEOUT_S = 5.0
 # Longest wait for the end of a process that has closed its connections.
 END_KNOWN_S = 2.0
 
-# The HTTP errors of a request during which the process ends.
+# HTTP errors that occur if the process ends during a request.
 BROKEN = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.ConnectionNotAvailable)
 
 Headers = list[tuple[bytes, bytes]]
-# Limit of a reason's text, which may quote a model's files.
+# The text of LoadError is cut to this length, since it may quote a model's files.
 MAX_REASON_CHARS = 2000
 
 log = structlog.get_logger("quire")
 
 
 class LoadError(Exception):
-    """Raised if a model was not loaded; the text is a sentence for the user."""
+    """Raised if a model was not loaded. The text is a sentence for the user."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason[:MAX_REASON_CHARS])
@@ -67,17 +67,17 @@ class NoAnswerError(Exception):
     """Raised if a model's process ended before the end of its answer, or does not answer."""
 
     def __init__(self, *, unasked: bool) -> None:
-        """unasked: whether the process ended before it got the request."""
+        """``unasked`` is True if the process ended before it got the request."""
         super().__init__("the model's process does not answer")
         self.unasked = unasked
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How to start the processes of models."""
+    """The settings with which the processes of all models are started."""
 
     command: Sequence[str]
-    """The program. Its arguments are the descriptors of a listening and a connected socket."""
+    """The program. The descriptors of a listening and a connected socket are its arguments."""
     folder: Path
     """The folder for Unix sockets, which only this user can enter."""
     stop_s: float
@@ -112,7 +112,7 @@ class ModelProcess:
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._due: float | None = self._loop.time() + STALL_TIMEOUT_S
-        """Time by which a loading process must send a new message; None if it is ready."""
+        """Time by which a loading process must send a new message, or None if it is ready."""
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         """``{number of a sent message: its expected answer}``."""
@@ -129,7 +129,7 @@ class ModelProcess:
     async def start(
         cls, name: str, number: int, start: Start, message: dict[str, Any]
     ) -> "ModelProcess":
-        """Start a process. number: a unique one. message: the first message. Raises OSError."""
+        """Start a process, and send ``message``. ``number`` must be unique. Raises OSError."""
         path = start.folder / f"{number}.sock"
         ours, theirs = socket.socketpair()
         with theirs, socket.socket(socket.AF_UNIX) as listener:
@@ -159,19 +159,19 @@ class ModelProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process takes requests now."""
+        """True if the process takes requests now."""
         return self.was_ready and not self.ending and not self.ended.done()
 
     @property
     def was_ready(self) -> bool:
-        """Whether the process has ever been ready for requests."""
+        """True if the process has ever been ready for requests."""
         return self._ready.done() and self._ready.exception() is None
 
     @asynccontextmanager
     async def stream(
         self, method: str, target: bytes, headers: Headers, body: bytes = b""
     ) -> AsyncIterator[httpcore2.Response]:
-        """Send a request and stream the answer. target: path and query. Raises NoAnswerError."""
+        """Send a request for a path and query, and stream the answer. Raises NoAnswerError."""
         upstream = self._connections.stream(method, _url(target), headers=headers, content=body)
         try:
             with self._awaited():
@@ -183,7 +183,7 @@ class ModelProcess:
             raise NoAnswerError(unasked=unasked) from error
 
     async def get(self, target: bytes, headers: Headers) -> httpcore2.Response:
-        """Send a request; return the whole answer. target: path and query. Raises NoAnswerError."""
+        """Send a GET request for a path and query, and return the answer. Raises NoAnswerError."""
         try:
             async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 async with self.stream("GET", target, headers) as answer:
@@ -193,7 +193,7 @@ class ModelProcess:
             raise NoAnswerError(unasked=False) from error
 
     async def set_kv_limit(self, limit_bytes: int) -> int | None:
-        """Limit the memory of K and V; return the limit in force, or None without an answer."""
+        """Limit the memory for K and V. Return the new limit, or None if no answer came in time."""
         with self._awaited():
             answer = await self._ask(ANSWER_TIMEOUT_S, kv_limit=limit_bytes)
         if self.ended.done():
@@ -201,9 +201,9 @@ class ModelProcess:
         return None if answer is None else int(answer["kv_limit"])
 
     async def stop(self) -> None:
-        """End the process, by a kill if need be, and wait until the process has ended."""
+        """End the process, by a kill if needed, and wait until it has ended."""
         self.ending = True
-        # A loading process reads no messages, and no client loses an answer by its end.
+        # A loading process is killed: it reads no messages, and no client reads its answers.
         if not self.was_ready or not await self._answers_a_ping():
             self.kill()
         self.tell_to_stop()
@@ -216,7 +216,7 @@ class ModelProcess:
         await asyncio.shield(self.ended)
 
     def tell_to_stop(self) -> None:
-        """Tell the process to end its running answers with an error, and to exit."""
+        """Send a message that makes the process end its answers with an error, and exit."""
         self.ending = True
         self._tell({"stop": True})
 
@@ -232,7 +232,7 @@ class ModelProcess:
         self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def _ask(self, timeout_s: float, **message: Any) -> dict[str, Any] | None:
-        """Send a message; return its answer, or None after the timeout or the process's end."""
+        """Send a message. Return the answer, or None after the timeout or the process's end."""
         number = next(self._numbers)
         answer = self._answers[number] = self._loop.create_future()
         self._tell(message | {"number": number})
@@ -255,23 +255,23 @@ class ModelProcess:
             self._num_waiting -= 1
 
     async def _ping(self) -> None:
-        """Ping the process while requests wait, and kill it if it hangs. At least one ping is sent,
-        even if the request has ended, since a client may give up early on a hanging process."""
+        """Ping the process while requests wait, and kill it if it hangs. Send at least one ping,
+        even if the request has ended: a client may give up early on a hanging process."""
         while self._num_waiting and not self.ended.done():
             await asyncio.wait((self.ended,), timeout=PING_INTERVAL_S)
             if not await self._answers_a_ping():
                 self._fail(f"does not answer within {PINGS * PING_TIMEOUT_S:g} s")
 
     async def _answers_a_ping(self) -> bool:
-        """Return whether the model's process answers a ping, or has ended. If the supervisor was
-        suspended, the first ping times out before its answer is read: hence a second ping."""
+        """Return True if the process answers a ping, or has ended. A second ping is needed after
+        the supervisor was suspended: the first one times out before its answer is read."""
         for _ in range(PINGS):
             if self.ended.done() or await self._ask(PING_TIMEOUT_S, ping=True) is not None:
                 return True
         return self.ended.done()
 
     def _fail(self, why: str) -> None:
-        """Kill the process. why: a verb phrase for the log, such as "does not answer"."""
+        """Kill the process. ``why`` is a verb phrase for the log: "does not answer", say."""
         self._reason = f"its process {why}"
         log.error(f"the process of {self.name} {why}: it is killed")
         self.kill()
@@ -288,7 +288,7 @@ class ModelProcess:
         code = await self._child.wait()
         if not self._ready.done():
             self._ready.set_exception(LoadError(self._reason))
-            self._ready.exception()  # marks the error as seen: asyncio logs unseen errors
+            self._ready.exception()  # asyncio logs an exception that nothing has read
         self._writer.close()
         self._path.unlink(missing_ok=True)
         await self._connections.aclose()
@@ -296,7 +296,7 @@ class ModelProcess:
 
     async def _hear_all(self) -> None:
         """Read messages until the connection ends. Raises TimeoutError if loading makes no
-        progress, and Python's errors for a malformed line or one beyond asyncio's 64 KiB."""
+        progress, and Python's errors for a malformed line or one of more than 64 KiB."""
         last = b""
         while True:
             async with asyncio.timeout_at(self._due):
@@ -317,7 +317,7 @@ class ModelProcess:
                 self._loaded_quarters = quarters
                 log.info(f"loading {self.name}: {25 * quarters} %")
         elif "number" in message:
-            # The number is unknown if the answer came after the timeout.
+            # The number is missing here if the answer comes after the timeout.
             if (waiting := self._answers.get(message["number"])) is not None:
                 waiting.set_result(message)
         elif "failed" in message:
