@@ -2,5 +2,5 @@
 
 import os
 
-# transformers warns without PyTorch, which quire does not use.
+# Without this variable, transformers warns that PyTorch is missing, which quire does not use.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

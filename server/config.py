@@ -1,7 +1,7 @@
-"""All settings with limits and defaults. A command's flag wins over an environment variable, which
-wins over the TOML file. The settings of engine/config.py and kvcache/config.py are added to this
-file's. configs/quire.toml documents the file (``--config``, or the user's own). The variables are
-``QUIRE_<SECTION>__<FIELD>``. Sizes take units: ``4GiB``, ``512MiB``, ``65536``."""
+"""Defines all settings with limits and defaults. A command's flag wins over an environment variable
+``QUIRE_<SECTION>__<FIELD>``, which wins over the TOML file (``--config``, or the user's own), which
+configs/quire.toml documents. Settings of engine/config.py and kvcache/config.py are added to those
+of this file. A size may have a unit: ``4GiB``, ``512MiB``, ``65536``."""
 
 import inspect
 import re
@@ -30,14 +30,14 @@ ENV_PREFIX = "QUIRE_"
 # Values of server.host that mean all addresses of the machine.
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104
 Tables = dict[str, dict[str, Any]]
-"""Settings as ``{section: {field: value}}``; the value None marks a flag that was not given."""
-# A size: a number, an optional prefix, and an optional "i" for powers of 1024.
+"""Settings as ``{section: {field: value}}``. The value of a flag that was not given is None."""
+# Matches a size: a number, an optional prefix, and an optional "i" for powers of 1024.
 SIZE = re.compile(r"([0-9]{0,20}\.?[0-9]{1,20})\s*(?:([kmgtp])(i?)b?|b)?", re.IGNORECASE)
 POWERS = " kmgtp"
 
 
 class StartError(Exception):
-    """Raised if the server cannot start or go on; the text is one sentence for the user."""
+    """Raised if the server cannot start or go on. The text is one sentence for the user."""
 
     exit_code: ClassVar[int]
 
@@ -64,7 +64,7 @@ def parse_size(value: object) -> int:
 
 
 def _parted(value: object) -> object:
-    """Split text at commas: environment variables and flags write lists in that way."""
+    """Split a text at commas, which separate list items in environment variables and flags."""
     if not isinstance(value, str):
         return value
     return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -154,7 +154,7 @@ class ImagesSection(Section):
 
 
 def settings_of(room: type) -> list[DataclassField[Any]]:
-    """Return a dataclass's own fields that users may set: neither inherited nor marked FIXED."""
+    """Return the fields of a dataclass that are neither inherited nor FIXED (not for users)."""
     own = inspect.get_annotations(room)
     return [
         field
@@ -165,7 +165,7 @@ def settings_of(room: type) -> list[DataclassField[Any]]:
 
 def with_settings_of(room: type, **renamed: str) -> Callable[[type[SectionT]], type[SectionT]]:
     """Return a decorator that adds a dataclass's settings, with defaults and limits, to a Section.
-    A setting ``*_bytes`` takes sizes with units. renamed: the user's name of a setting by field."""
+    A setting ``*_bytes`` takes sizes with units. ``renamed`` is ``{field: the user's name}``."""
 
     def with_fields(section: type[SectionT]) -> type[SectionT]:
         settings: dict[str, Any] = {}
@@ -255,8 +255,8 @@ def engine_config(settings: Config) -> EngineConfig:
 
 
 def read_file(file: Path) -> Tables:
-    """Read a TOML file of settings. Raises OSError or ValueError for an unusable file; the
-    ValueError for a bad field is a pydantic.ValidationError."""
+    """Read a TOML file of settings. Raises OSError or ValueError for an unusable file, and
+    pydantic.ValidationError, which is a ValueError, for a bad field."""
     values = tomllib.loads(file.read_text(encoding="utf-8"))
     Config.model_validate(values)
     return values

@@ -10,7 +10,7 @@ DEMO_MODEL = "demo/model"
 
 
 def shipped(name: str) -> Path:
-    """Return a file's path in ``configs``, which only a wheel has inside of the package."""
+    """Return the path of a file in ``configs``, which only a wheel has inside the package."""
     assert server.__file__ is not None
     package = Path(server.__file__).parent
     installed = package / "configs" / name

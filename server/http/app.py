@@ -1,4 +1,4 @@
-"""Builds the ASGI application: routes, error handlers and guards; releases memory while idle."""
+"""Builds the ASGI application from routes, error handlers and guards. Releases idle memory."""
 
 import asyncio
 import gc
@@ -27,7 +27,7 @@ from server.routes.openapi import DescribedApp
 from server.routes.page import add_page_routes
 from server.routes.service import Service
 
-# Seconds between two checks for idleness.
+# Seconds between two checks whether the server is idle.
 LOOK_S = 15.0
 
 
@@ -38,9 +38,9 @@ def freeze_objects() -> None:
 
 
 async def release_when_idle(drain: Drain, keep_s: float, forget: Callable[[], None]) -> None:
-    """Release free memory to the system every LOOK_S seconds while no request runs, after the first
-    request: the C library keeps memory of ended requests, and some of it becomes free late; see
-    engine/machine.py. keep_s: idle time after which ``forget`` is called, too."""
+    """Release free memory to the system every LOOK_S seconds while no request runs, because the C
+    library keeps memory of ended requests (see engine/machine.py). Do nothing before the first
+    request. After ``keep_s`` idle seconds, call ``forget``, too."""
     loop = asyncio.get_running_loop()
     idle_since = inf
     while True:
@@ -55,7 +55,7 @@ async def release_when_idle(drain: Drain, keep_s: float, forget: Callable[[], No
 
 
 class TrailingSlash:
-    """Remove the slash at the end of a path. Guards outside this one see the original path."""
+    """Removes the slash at the end of a request's path, for routes and inner guards only."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -71,7 +71,7 @@ ROUTES = (completions, embeddings, models, ollama, operations, responses, tokeni
 
 
 def create_app(service: Service) -> FastAPI:
-    """Make the ASGI application. Its lifespan attaches the engine to the serving event loop."""
+    """Make the ASGI application. At its start the engine is attached to the event loop."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -99,7 +99,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 class ObservedApp(DescribedApp):
-    """An application within an observer, which also sees the answers to requests that hit a bug."""
+    """An application inside a RequestObserver, which so sees even the responses after a bug."""
 
     def __init__(self, observer: Callable[[ASGIApp], RequestObserver], **options: Any) -> None:
         self._observer = observer

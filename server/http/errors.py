@@ -1,4 +1,4 @@
-"""HTTP errors in the format of the API that has the path, and security headers."""
+"""Makes HTTP errors in the format of the API that the path belongs to, and security headers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ SAFE_HEADERS = {
 
 
 def adding(headers: Mapping[str, str], send: Send) -> Send:
-    """Return a ``send`` that adds ``headers`` to responses, unless a response has them."""
+    """Return a ``send`` that adds ``headers`` to each response, unless the response has them."""
 
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -42,16 +42,16 @@ def adding(headers: Mapping[str, str], send: Send) -> Send:
 
 
 REQUEST_ID_HEADER = "request-id"
-"""Anthropic's header for the request id; responses of that API carry it beside quire's own."""
+"""Anthropic's name for the header with the request id. Only responses of its API carry it."""
 
 
 def note_error(state: dict[str, Any], error: ApiError) -> None:
-    """Store an error's code for the log. state: the state in the request's ASGI scope."""
+    """Store an error's code for the log in ``state``, which is a part of the ASGI scope."""
     state["error"] = error.code or error.type
 
 
 def error_response(scope: Scope, error: ApiError) -> JSONResponse:
-    """Return an error in the format of the API that has the path, and note it for the log."""
+    """Return an error in the format of the path's API, and store its code for the log."""
     body = error.body()
     if speaks_anthropic(scope):
         body = message_error(error, current_request_id())
@@ -66,7 +66,7 @@ async def answer_with(error: ApiError, scope: Scope, receive: Receive, send: Sen
 
 
 def whole_answer(error: ApiError, path: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """Return status, headers and body of an error after which the connection is closed."""
+    """Return status, headers and body of an error response that closes the connection."""
     response = error_response({"path": path, "headers": []}, error)
     for name, value in ({"Connection": "close"} | SAFE_HEADERS).items():
         response.headers[name] = value
@@ -74,7 +74,7 @@ def whole_answer(error: ApiError, path: str) -> tuple[int, list[tuple[bytes, byt
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer errors of routes and of the framework in the format of the API that has the path."""
+    """Answer errors of routes and of the framework in the format of the path's API."""
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_left)
@@ -100,12 +100,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _is_unknown(request: Request) -> bool:
-    """Return whether the path is an OpenAI path that this server lacks. Some such paths match
+    """Return True if the path may be one of OpenAI's that this server lacks. Some of these match
     the route of stored responses, which has only GET and DELETE."""
     path: str = request.scope["path"]
     return path.startswith("/v1/responses/")
 
 
 async def _client_left(_: Request, error: Exception) -> Response:
-    """Return a response for the framework only, since the client has closed the connection."""
+    """Return a response that reaches nobody, since the client has closed the connection."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)

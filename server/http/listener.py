@@ -1,4 +1,4 @@
-"""The server's sockets: bound before the model is read, listening once the server can answer."""
+"""Binds the server's sockets before the model is read, and lets them listen after that."""
 
 import errno
 import re
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from server.config import ServerSection, SettingError
 
 PORT = "server.port"
-# Timeout of a request to the program that already has our address.
+# Timeout of a request to the program that already uses the server's address.
 ASK_TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 8192
 QUIRE_ANSWERS = re.compile(
@@ -20,10 +20,10 @@ OLLAMA_ANSWERS = b"Ollama is running"
 
 
 def reserve(host: str, port: int, setting: str = PORT) -> socket.socket:
-    """Bind a socket, which refuses connections until it listens. For port 0 the system chooses the
-    port now. setting: name of the port's setting, for errors. Raises SettingError."""
-    # Linux lets two servers bind one address with SO_REUSEADDR. The option is needed only when
-    # connections of an earlier server linger: try without it first.
+    """Bind a socket, which refuses connections until it listens. For port 0 the system chooses a
+    port now. ``setting`` is the name of the port's setting, for errors. Raises SettingError."""
+    # With SO_REUSEADDR Linux lets two servers bind one address. Without the option, binding fails
+    # while connections of an earlier server linger. So the option is only the second choice.
     with suppress(OSError):
         return _bound(host, port, reuses=False)
     try:
@@ -34,7 +34,7 @@ def reserve(host: str, port: int, setting: str = PORT) -> socket.socket:
 
 @contextmanager
 def reserved_for_ollama(server: ServerSection) -> Iterator[tuple[socket.socket, ...]]:
-    """Bind a second socket at ollama_port, if it is set. Raises SettingError."""
+    """Bind a second socket to the port in the setting ollama_port, if set. Raises SettingError."""
     if server.ollama_port is None:
         yield ()
         return
@@ -43,7 +43,7 @@ def reserved_for_ollama(server: ServerSection) -> Iterator[tuple[socket.socket, 
 
 
 def listen_on(listener: socket.socket, backlog: int) -> None:
-    # Lets the next server bind while our connections linger.
+    # Lets the next server bind the address while connections of this server linger.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.listen(backlog)
@@ -67,7 +67,7 @@ def _bound(host: str, port: int, *, reuses: bool) -> socket.socket:
 
 
 def _cannot_be_had(host: str, port: int, error: OSError, setting: str = PORT) -> SettingError:
-    """Return the error of ``reserve``, whose text names the program that uses the address."""
+    """Return an error for a failed bind. Its text names the program that uses the address."""
     why = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
         program = _program_at(host, port)
@@ -82,7 +82,7 @@ def _cannot_be_had(host: str, port: int, error: OSError, setting: str = PORT) ->
 
 def _program_at(host: str, port: int) -> str | None:
     """Return the name of the program at an address if it is quire or Ollama, else None."""
-    # A quire with keys tells its version only at /.
+    # A quire server that requires API keys shows its version only at /.
     for path in ("/version", "/"):
         with suppress(OSError):
             answer = _answer(host, port, path)

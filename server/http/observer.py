@@ -15,7 +15,7 @@ from server.routes.openapi import speaks_anthropic
 NOT_SHOWN_HEADER, LEFT_OUT_HEADER = b"X-Images-Not-Shown", b"X-History-Left-Out"
 UNKNOWN_ROUTE = "none"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# Routes that machines or the page poll every few seconds, and that are logged at level debug.
+# Clients poll these routes every few seconds. Their requests are logged at level debug.
 QUIET_ROUTES = frozenset(
     {
         "/health",
@@ -32,8 +32,8 @@ QUIET_ROUTES = frozenset(
 
 
 class RequestObserver:
-    """The outermost ASGI application. It logs an exception's types and source lines, but not the
-    message, which may repeat a client's text. The exception is not raised further."""
+    """Counts and logs every request, as the outermost ASGI application. The log has an exception's
+    types and source lines, but no message, which may repeat a client's text."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class RequestObserver:
         logs_requests: bool,
         model: str | None = None,
     ) -> None:
-        """recent: store of ended requests. model: name of the only model; None for several."""
+        """``recent`` stores ended requests. ``model`` names the only model; None means several."""
         self._app = app
         self._metrics = metrics
         self._recent = recent
@@ -53,9 +53,9 @@ class RequestObserver:
         self._log = structlog.get_logger("quire.requests")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. Count it when the response begins, since its route is known then."""
+        """Answer a request. Count the response when it begins, since the route is known then."""
         if scope["type"] != "http":
-            # Lifespan events bypass the guards.
+            # The server's start and end are no requests, and so bypass the guards.
             await scope["app"].router(scope, receive, send)
             return
         safe_send = adding(SAFE_HEADERS, send)
@@ -75,7 +75,7 @@ class RequestObserver:
         self._metrics.request_ended(exchange.endpoint, seconds)
         self._recent.add(exchange.times)
         if exchange.failed_at:
-            # After a client has left, the exception is only the broken connection.
+            # If the client has left, the exception only says that the connection broke.
             write = self._log.debug if exchange.left else self._log.error
             write("request failed", endpoint=exchange.endpoint, at=exchange.failed_at)
         if self._logs_requests:
@@ -107,7 +107,7 @@ class Exchange:
         # Routes read these values from request.state.
         scope.setdefault("state", {}).update(times=self.times, model=model)
         self.left = False
-        """Whether the client left before the end of its answer."""
+        """True if the client left before the end of its answer."""
         self.failed_at: list[str] = []
         """Types of exceptions, and the source lines that raised them."""
         self._complete = False
@@ -116,7 +116,7 @@ class Exchange:
 
     @property
     def endpoint(self) -> str:
-        """The path pattern of the route, never the client's text."""
+        """The path pattern of the route. It contains no text of the client."""
         path = getattr(self._scope.get("route"), "path", UNKNOWN_ROUTE)
         assert isinstance(path, str)
         return path
@@ -124,13 +124,13 @@ class Exchange:
     @property
     def forwarded(self) -> bool | None:
         """None if this process answers. If a model's own process answers and counts the request,
-        the value is True once the answer has begun, and False before."""
+        the value is False until the answer begins, and True after that."""
         forwarded: bool | None = self._scope["state"].get("forwarded")
         return forwarded
 
     @property
     def failed(self) -> bool:
-        """Whether the request has failed with an error of this server."""
+        """True if the request has failed with an error of this server."""
         return bool(self.failed_at) or "error" in self._scope["state"]
 
     def count(self) -> None:
@@ -146,7 +146,7 @@ class Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send to the client and add the headers of every response."""
+        """Send a message to the client, with the headers that every response has."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             content = self._unsupported
@@ -191,7 +191,7 @@ class Exchange:
 
     @property
     def _unsupported(self) -> Unsupported:
-        """Parts of the request that the model cannot read, as noted in request.state."""
+        """The request's parts that the model cannot read, such as images."""
         content: Unsupported = self._scope["state"].get("unsupported") or Unsupported("refuse", "")
         return content
 
@@ -199,7 +199,7 @@ class Exchange:
 def places_of(error: BaseException) -> list[str]:
     """Return types and source lines of an exception and its causes, but no messages."""
     places: list[str] = []
-    seen: list[BaseException] = []  # A cause may also be in an exception group.
+    seen: list[BaseException] = []  # an exception may be a cause, and be in a group as well
     errors: list[BaseException | None] = [error]
     while errors:
         cause = errors.pop(0)

@@ -1,4 +1,4 @@
-"""Runs uvicorn within our limits: the server drains before it ends, and ends with its engine."""
+"""Runs uvicorn. A signal makes the server drain, that is, end its running answers before itself."""
 
 import signal
 import socket
@@ -18,14 +18,14 @@ from server.http.listener import listen_on
 from server.metrics import HttpMetrics
 from server.routes.service import Service
 
-# At the end, connections whose client does not read are cut after this many seconds.
+# At the server's end, connections whose client does not read are cut after this many seconds.
 CLOSE_TIMEOUT_S = 1
-# Connections that may wait for acceptance; the system may allow fewer.
+# Number of connections that wait until the server accepts them. The system may allow fewer.
 LISTEN_BACKLOG = 2048
-# Number of connections that asyncio accepts, or tries to accept without descriptors, in one go.
+# Number of connections that asyncio accepts in one go, or tries to accept without descriptors.
 ACCEPTS_AT_ONCE = 16
-# File descriptors reserved for heaps, sockets, model files, the log and libraries. If the process
-# may open few, half of them are reserved, but at least as many as an idle server has open.
+# File descriptors reserved for all but connections, such as heaps and model files. If the process
+# may open few files, half of them are reserved, but at least as many as an idle server has open.
 OTHER_DESCRIPTORS = 256
 FEWEST_OTHER_DESCRIPTORS = 32
 
@@ -39,8 +39,8 @@ def listen(
     ready: Callable[[Drain, str], None] | None = None,
     others: Sequence[socket.socket] = (),
 ) -> None:
-    """Serve until a signal arrives or the engine fails. ready: function called with the address
-    once clients can connect; None logs a line. others: more sockets. Raises SettingError."""
+    """Serve on ``listener`` and ``others`` until a signal arrives or the engine fails. Once clients
+    can connect, call ``ready`` with the address, or else log a line. Raises SettingError."""
     config = http_config(settings, create_app(service), service.metrics)
     server = DrainedServer(config, service.client, service.drain, settings.server.drain_s)
 
@@ -76,7 +76,7 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
         host=settings.server.host,
         port=settings.server.port,
         http=guarded_protocol(limits, metrics),
-        # uvicorn would prefer uvloop if it is installed.
+        # The default is uvloop if that is installed.
         loop="asyncio",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
@@ -93,8 +93,8 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
 
 
 def connections_that_fit(connections: int) -> int:
-    """Increase the process's limit of descriptors. Return how many of the wanted connections, but
-    at least one, fit beside as many connections that are being refused."""
+    """Increase the limit of file descriptors. Return how many of the wanted connections it allows,
+    but at least 1, while as many other connections are being refused."""
     allowed = raise_descriptor_limit()
     others = min(OTHER_DESCRIPTORS, max(FEWEST_OTHER_DESCRIPTORS, allowed // 2))
     return max(1, min(connections, (allowed - others) // 2))
@@ -104,15 +104,15 @@ class GuardedServer(uvicorn.Server):
     """A server that lets many connections wait in the backlog, and accepts few at a time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then enlarge the backlog: asyncio uses one number for backlog and accepts."""
+        """Start the server, and then enlarge the backlog: asyncio accepts as many at once."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(LISTEN_BACKLOG)
 
 
 class DrainedServer(GuardedServer):
-    """A server that still listens after a signal until running answers end: new clients get 503.
-    Idle connections stay open: a request may be on its way. Ends at once if the engine fails."""
+    """A server that after a signal ends running answers, and answers 503 to new requests. Idle
+    connections stay open: a request may be on its way. Ends at once if the engine fails."""
 
     def __init__(
         self, config: uvicorn.Config, requests: Requests, drain: Drain, drain_s: float
@@ -126,7 +126,7 @@ class DrainedServer(GuardedServer):
         self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether the server must end. uvicorn calls this ten times a second."""
+        """Return True if the server must end. uvicorn calls this ten times a second."""
         if await super().on_tick(counter) or not self._requests.alive:
             return True
         if not self._drain.draining:
@@ -149,9 +149,9 @@ def run(
     announce: Callable[[], None],
     others: Sequence[socket.socket] = (),
 ) -> None:
-    """Run a server. announce: function to call once clients can connect. others: more sockets."""
-    # At its end uvicorn raises the signal again for earlier handlers. This handler is harmless
-    # then, and the process ends with 0.
+    """Run a server on ``listener`` and ``others``. Call ``announce`` once clients can connect."""
+    # At its end uvicorn raises the signal again, for handlers from before its start. This handler
+    # does no harm then, and so the process ends with exit code 0.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
     listeners = [listener, *others]

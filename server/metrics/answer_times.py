@@ -1,6 +1,6 @@
 """Measures the times of answers on the event loop, as clients see them.
 
-An answer is one choice for one prompt, or one vector; a request may have several."""
+An answer is one choice for one prompt, or one vector. A request may have several answers."""
 
 import itertools
 import time
@@ -28,7 +28,7 @@ FINISH_REASONS = ("stop", "length", "tool_calls", "error", "aborted")
 
 
 def token_bounds(max_tokens: int) -> tuple[float, ...]:
-    """Return 1, 2, 5, 10, ... up to the first bound that is at least ``max_tokens``."""
+    """Return the bounds 1, 2, 5, 10, ... up to the first that is at least ``max_tokens``."""
     series = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
     bounds = [next(series)]
     while bounds[-1] < max_tokens:
@@ -40,14 +40,14 @@ class Latencies:
     """Histograms of the latencies and lengths of all answers of a server."""
 
     def __init__(self, max_model_len: int) -> None:
-        """max_model_len: maximum sequence length in tokens, the last bound of lengths."""
+        """``max_model_len`` is the maximum sequence length in tokens."""
         self.first_token_s = Histogram(FIRST_TOKEN_BOUNDS_S)
         self.inter_token_s = Histogram(INTER_TOKEN_BOUNDS_S)
         self.duration_s = Histogram(DURATION_BOUNDS_S)
         self.prompt_tokens = Histogram(token_bounds(max_model_len))
         self.generated_tokens = Histogram(token_bounds(max_model_len))
         self.finished: Counter[str] = Counter()
-        """Count of answers by finish reason, one of FINISH_REASONS."""
+        """``{finish reason, one of FINISH_REASONS: number of ended answers}``."""
 
 
 class RequestTimes:
@@ -61,10 +61,10 @@ class RequestTimes:
         self.prompt_tokens = 0
         """Number of tokens in all prompts."""
         self.tenant = b""
-        """Identifies the owner of the API key; see PrefixSalt in engine/types.py."""
+        """Identifies the owner of the API key, as ``tenant`` of PrefixSalt in engine/types.py."""
 
     def answers_to(self, prompt_tokens: int, count: int, tenant: bytes) -> "list[AnswerTimes]":
-        """Start to measure answers to a prompt. Only the first answer counts the cached tokens."""
+        """Start to measure ``count`` answers to a prompt, of which one counts cached tokens."""
         new = [AnswerTimes(self, prompt_tokens, first=number == 0) for number in range(count)]
         self.answers += new
         self.prompt_tokens += prompt_tokens
@@ -82,7 +82,7 @@ class RequestTimes:
 
     @property
     def generating_s(self) -> float:
-        """Longest time of an answer from its first to its newest token, in seconds."""
+        """The longest time in seconds from an answer's first token to its newest token."""
         return max((answer.generating_s for answer in self.answers), default=0.0)
 
     @property
@@ -90,7 +90,7 @@ class RequestTimes:
         return sum(answer.tokens for answer in self.answers)
 
     def tokens_per_s(self, ended_s: float) -> float | None:
-        """Return the speed after the first token, if known. ended_s: time from arrival to end."""
+        """Return the speed after the first token, or None. The request took ``ended_s`` seconds."""
         tokens, first_s = self.generated_tokens, self.first_token_s
         elapsed_s = 0.0 if first_s is None else ended_s - first_s
         return (tokens - 1) / elapsed_s if tokens > 1 and elapsed_s > 0 else None
@@ -120,19 +120,19 @@ class AnswerTimes:
         self.first = first
         self.tokens = 0
         self.cached_tokens = 0
-        """Prompt tokens found in the cache."""
+        """Number of prompt tokens that were found in the cache."""
         self.first_token_s: float | None = None
         self.finish: str | None = None
 
     @property
     def generating_s(self) -> float:
-        """Seconds from the first to the newest token, or 0 before the first token."""
+        """Seconds from the first token to the newest token, or 0 before the first token."""
         if self.first_token_s is None:
             return 0.0
         return self._newest - self._request.arrived - self.first_token_s
 
     def delivered(self, tokens: int, finish: str | None) -> None:
-        """Measure a delivery. tokens: number in the answer so far. finish: reason of the end."""
+        """Note that the answer now has ``tokens`` tokens, and has ended if ``finish`` is set."""
         now = self._request.clock()
         if tokens > self.tokens:
             waited = now - self._newest
@@ -163,16 +163,16 @@ KEPT_REQUESTS = 64
 
 
 class RecentRequests:
-    """Times and token counts of a server's last KEPT_REQUESTS requests, but no contents."""
+    """The times and token counts of a server's last KEPT_REQUESTS requests, but no contents."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        """clock: the same clock as in RequestTimes."""
+        """``clock`` must be the clock of the RequestTimes to add."""
         self.clock = clock
         self._numbers = itertools.count(1)
         self._ended: deque[tuple[bytes, float, dict[str, Any]]] = deque(maxlen=KEPT_REQUESTS)
 
     def add(self, times: RequestTimes) -> None:
-        """Store the figures of an ended request that reached the engine, and drop the oldest."""
+        """Store the figures of an ended request if it reached the engine. Drop the oldest ones."""
         if not times.answers:
             return
         now = self.clock()

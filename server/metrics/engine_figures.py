@@ -1,4 +1,4 @@
-"""Metrics from the engine's newest statistics: a scrape never waits for the engine."""
+"""Makes metrics from the engine's newest statistics, without a wait for the engine."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -9,7 +9,7 @@ from engine.serving import ServingEngine
 from engine.types import EngineStats, KVStats, MissReason, SlotStats
 from server.metrics.families import counter, counters, gauge, gauges, histogram
 
-# Help texts by attribute of the engine's statistics. Metrics' names contain the attributes.
+# ``{attribute of the engine's statistics: help text of the metric with this name}``.
 ENGINE_COUNTERS = {
     "preemptions": (
         "Times that KV cache memory ran out and a running sequence had to free its blocks and wait"
@@ -84,7 +84,7 @@ POOL_GAUGES = {
 
 
 class EngineCollector(Collector):
-    """Collect the metrics of the engine."""
+    """Collects the metrics of the engine."""
 
     def __init__(self, client: ServingEngine) -> None:
         self._client = client
@@ -119,7 +119,7 @@ def _each(
     figures: object,
     suffix: str = "",
 ) -> Iterator[Metric]:
-    """Yield a metric for each help text, with the value of the attribute of the same name."""
+    """Yield a metric for each of ``texts``, with the value of the attribute of the same name."""
     for name, text in texts.items():
         yield make(f"quire_{prefix}{name}{suffix}", text, getattr(figures, f"{name}{suffix}"))
 

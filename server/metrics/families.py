@@ -1,4 +1,4 @@
-"""Makes the metric families of one scrape, without ``_created`` series."""
+"""Makes Prometheus metric families without ``_created`` (times of creation)."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -14,7 +14,7 @@ from prometheus_client.utils import floatToGoString
 from engine.types import HistogramCounts
 
 Labelled = Iterable[tuple[tuple[str, ...], float]]
-"""Values of a metric's labels, each with the metric's value for these labels."""
+"""Pairs (values of a metric's labels, the metric's value for these labels)."""
 
 
 def gauge(name: str, help_text: str, value: float) -> Metric:
@@ -22,17 +22,17 @@ def gauge(name: str, help_text: str, value: float) -> Metric:
 
 
 def counter(name: str, help_text: str, value: float) -> Metric:
-    """name: the counter's name without ``_total``, which is added."""
+    """``name`` does not contain ``_total``, which is added."""
     return CounterMetricFamily(name, help_text, value=float(value))
 
 
 def info(name: str, help_text: str, labels: dict[str, str]) -> Metric:
-    """Make a gauge that is always 1 and carries facts as labels."""
+    """Make a gauge that is always 1 and has facts as labels."""
     return gauges(name, help_text, tuple(labels), [(tuple(labels.values()), 1)])
 
 
 def counters(name: str, help_text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
-    """name: the counters' name without ``_total``, which is added."""
+    """``name`` does not contain ``_total``, which is added."""
     family = CounterMetricFamily(name, help_text, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, float(value))
@@ -63,6 +63,6 @@ def histograms(
 
 
 def _buckets(counts: HistogramCounts) -> list[tuple[str, float]]:
-    """Return cumulative buckets: in Prometheus each bucket includes all smaller ones."""
+    """Return Prometheus's buckets, each of which includes the counts of all smaller ones."""
     bounds = [*map(floatToGoString, counts.bounds), "+Inf"]
     return list(zip(bounds, map(float, accumulate(counts.counts)), strict=True))

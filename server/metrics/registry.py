@@ -1,6 +1,6 @@
-"""All metrics of a server with an engine.
+"""Collects all metrics of a server with an engine.
 
-The process's metrics have the names of Prometheus' own clients:
+Metrics about the process have the names that all Prometheus clients use:
 https://prometheus.io/docs/instrumenting/writing_clientlibs/#process-metrics"""
 
 import resource
@@ -21,7 +21,7 @@ from server.metrics.requests import HttpMetrics
 from server.metrics.vllm_names import VllmCollector
 
 Footprint = Callable[[int], int]
-"""A function from bytes of K and V to all bytes that the system charges this process for."""
+"""Takes the bytes of K and V, and returns all bytes that the system charges this process for."""
 
 
 class SystemCollector(Collector):
@@ -144,7 +144,7 @@ class Metrics(HttpMetrics):
         settings: MetricsSection = SETTINGS,
         footprint: Footprint = int,
     ) -> None:
-        """settings: decides whether metrics are repeated under vLLM's names."""
+        """``settings`` say if metrics are repeated under vLLM's names."""
         super().__init__(about.max_model_len)
         for collector in (about, EngineCollector(client), SystemCollector(client, footprint)):
             self.registry.register(collector)

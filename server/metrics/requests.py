@@ -1,4 +1,4 @@
-"""Metrics of HTTP requests, refusals and connections, and of answers."""
+"""Collects metrics of HTTP requests, refusals, connections and answers."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ HTTP_BOUNDS_S = (0.001, 0.005, *DURATION_BOUNDS_S)
 
 
 class Refusal(StrEnum):
-    """Reasons for refusing a request, as values of a metric's label."""
+    """Reasons for refusing a request, which are the values of a metric's label."""
 
     HOST = "host"
     ORIGIN = "origin"
@@ -36,17 +36,17 @@ CountRefusal = Callable[[Refusal], None]
 
 
 class HttpMetrics(Collector):
-    """A server's registry and request metrics. To be used only on the event loop's thread."""
+    """A server's registry and request metrics. Only the event loop's thread may use them."""
 
     def __init__(self, max_model_len: int) -> None:
-        """max_model_len: maximum sequence length in tokens."""
+        """``max_model_len`` is the maximum sequence length in tokens."""
         self._latencies = Latencies(max_model_len)
         self._requests: Counter[tuple[str, str]] = Counter()
         self._durations: dict[str, Histogram] = {}
         self._refusals = Counter(dict.fromkeys(Refusal, 0))
         self._open_connections = 0
         self.draining = False
-        """Whether the server drains: running answers may end, new requests are refused."""
+        """True while the server drains: running answers may end, new requests are refused."""
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -54,11 +54,11 @@ class HttpMetrics(Collector):
         return RequestTimes(self._latencies)
 
     def count_request(self, endpoint: str, status: int) -> None:
-        """Count a response that begins. endpoint: the route's pattern, never the client's text."""
+        """Count a response that begins. ``endpoint`` is the route's pattern, not a real path."""
         self._requests[endpoint, str(status)] += 1
 
     def request_ended(self, endpoint: str, seconds: float) -> None:
-        """Add the duration of a request, whose response has ended, to the histogram."""
+        """Record the duration of a request whose response has ended."""
         if endpoint not in self._durations:
             self._durations[endpoint] = Histogram(HTTP_BOUNDS_S)
         self._durations[endpoint].observe(seconds)

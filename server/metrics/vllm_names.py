@@ -1,5 +1,5 @@
-"""Repeats some metrics under vLLM's names, for dashboards made for vLLM. A setting must ask for it:
-promtool refuses the colon in these names. https://docs.vllm.ai/en/stable/usage/metrics.html"""
+"""Repeats some metrics under vLLM's names, for dashboards made for vLLM. Only a setting adds these
+names, whose colon promtool refuses. https://docs.vllm.ai/en/stable/usage/metrics.html"""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from server.metrics.families import Labelled, counters, gauges, histograms
 LABELS = ("model_name", "engine")
 FIRST_TOKEN, PROMPT = "time_to_first_token_seconds", "request_prompt_tokens"
 GENERATED = "request_generated_tokens"
-# vLLM's finish reasons. Tool calls count as "stop".
+# ``{vLLM's finish reason: quire's finish reasons}``. Tool calls count as "stop".
 REASONS = {
     "stop": ("stop", "tool_calls"),
     "length": ("length",),
@@ -24,7 +24,7 @@ REASONS = {
 
 
 class VllmCollector(Collector):
-    """Collects aliases of quire's own metrics."""
+    """Collects copies of quire's own metrics under vLLM's names."""
 
     def __init__(self, client: ServingEngine, latencies: Latencies, model: str) -> None:
         self._client = client

@@ -1,2 +1,2 @@
-"""Guards between the socket and the routes; each refuses one kind of request. From the outermost to
-the innermost: connections.py, hosts.py (Host before Origin), keys.py, answers.py, body.py."""
+"""Guards stand between the socket and the routes, and refuse requests. A request passes them in the
+order connections.py, hosts.py (first Host, then Origin), keys.py, answers.py, body.py."""

@@ -1,4 +1,4 @@
-"""Answers in place of routes: 503 while the server drains before its end, 500 after a bug."""
+"""Answers 503 while the server drains (ends its running answers before itself), 500 after a bug."""
 
 import asyncio
 
@@ -9,14 +9,14 @@ from server.http.errors import answer_with
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import internal_error, shutting_down
 
-# Probes get answers while the server drains, too.
+# Monitoring programs get answers at these paths even while the server drains.
 STAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
 
 
 class AnswerGuard:
-    """Track running requests, and refuse new requests with 503 while the server drains. At the end
-    of the drain, a running request gets 503 if its answer has not begun. If a route fails, its
-    client gets 500 or a broken connection, and the observer gets the exception for the log."""
+    """Tracks running requests. While the server drains, new requests get 503. At the end of the
+    drain, a running request gets 503 if its answer has not begun. If a route fails, the client
+    gets 500 or a broken connection, and the observer gets the exception for the log."""
 
     def __init__(self, app: ASGIApp, drain: Drain, count_refusal: CountRefusal) -> None:
         self._app = app

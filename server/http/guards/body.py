@@ -7,13 +7,13 @@ from server.http.errors import answer_with
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError, body_too_large, come_back
 
-# Maximum bytes of a body to read after its answer. Then the connection is closed.
+# If a body is longer than its reader wanted, at most this much of it is read after the answer.
 MAX_UNREAD_BYTES = 64 * 1024**2
 
 
 class UnreadBody:
-    """Read and discard the rest of a body before the answer ends. Most clients send the whole body
-    before they read the answer; closing the connection early would reset it and lose the answer."""
+    """Reads and discards the rest of a body before the answer ends. Most clients send the whole
+    body before they read the answer. Closing the connection early would lose the answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -43,7 +43,7 @@ class UnreadBody:
 
 
 def _brings_a_body(scope: Scope) -> bool:
-    """Return whether a body follows. A client that sent ``Expect`` sends none after a refusal."""
+    """Return True if a body follows. A client that sent ``Expect`` sends none after a refusal."""
     headers = Headers(scope=scope)
     is_long = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     return is_long and "expect" not in headers
@@ -52,12 +52,12 @@ def _brings_a_body(scope: Scope) -> bool:
 MAX_DIGITS = 20
 PLAIN = ("", "identity")
 ENCODED = "The body has a Content-Encoding, such as gzip, which is not read: send it plain."
-# Limit of all bodies in memory together; max_body_bytes may be larger.
+# Limit of the bodies of all requests in memory together. It is raised to a larger max_body_bytes.
 MAX_ALL_BODIES_BYTES = 256 * 1024**2
 
 
 class BodyLimit:
-    """Refuse a body that is larger than ``max_body_bytes`` (413) or encoded (415), and a body that
+    """Refuses a body that is larger than ``max_body_bytes`` (413) or encoded (415), and a body that
     exceeds the memory limit together with the bodies of other requests (503)."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int, count: CountRefusal) -> None:
@@ -65,11 +65,11 @@ class BodyLimit:
         self._max_body_bytes = max_body_bytes
         self._count = count
         self._held_bytes = 0
-        """Bytes of all bodies in memory. A request holds its bytes until its answer has ended."""
+        """Size of all bodies in memory. A request's body counts until its answer has ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if Headers(scope=scope).get("content-encoding", "").strip().lower() not in PLAIN:
-            # RFC 9110, section 15.5.16, defines Accept-Encoding in a 415.
+            # In a 415, this header names the allowed encoding: RFC 9110, section 15.5.16.
             headers = {"Accept-Encoding": "identity"}
             error = ApiError(415, ENCODED, code="unsupported_content_encoding", headers=headers)
             await answer_with(error, scope, receive, send)
@@ -117,7 +117,7 @@ def _announced(scope: Scope) -> int:
 
 
 class BodyRefusedError(Exception):
-    """An error raised while a route reads the body, and caught by BodyLimit around the route."""
+    """Raised while a route reads the body. BodyLimit, around the route, turns it into an answer."""
 
     def __init__(self, reason: Refusal, error: ApiError) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""Connections with deadlines and limits, on top of uvicorn's HTTP/1.1 protocol.
+"""Adds deadlines and limits to the connections of uvicorn's HTTP/1.1 protocol.
 
 ::
 
@@ -30,12 +30,12 @@ MAX_HEADER_BYTES = 65536
 
 
 class OverflowProtocol(asyncio.Protocol):
-    """A connection beyond max_connections: answers 503 at once and reads no request. Closing a
+    """A connection beyond max_connections. It answers 503 at once and reads no request. Closing a
     connection with unread bytes resets it and can lose the answer. Therefore only the sending
     half is closed, and the client has ``keep_alive_s`` to close the other half."""
 
     def __init__(self, limits: LimitsSection, others: set["OverflowProtocol"]) -> None:
-        """others: all open connections that are being refused like this one."""
+        """``others`` are all open connections of this class."""
         self._limits = limits
         self._others = others
         self._ignored_bytes = 0
@@ -80,10 +80,10 @@ def error_bytes(error: ApiError) -> bytes:
     return b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"\r\n" + body
 
 
-# Maximum bytes to read of pipelined requests while the current request is being answered.
+# While a request is being answered, at most this many bytes of later requests are read.
 MAX_AHEAD_BYTES = 65536
 INCOMPLETE = (h11.IDLE, h11.SEND_BODY)
-"""States of a client whose request is not complete."""
+"""h11's states of a client whose request is not complete."""
 NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -96,7 +96,7 @@ class Rules:
     overflow: set[OverflowProtocol] = field(default_factory=set)
     """Open connections beyond max_connections, which are being refused."""
     incomplete: dict["GuardedProtocol", float] = field(default_factory=dict)
-    """Connections that wait for a complete request -> start of the wait, earliest first."""
+    """``{connection that waits for a complete request: start of the wait}``, earliest first."""
 
 
 class Alarm:
@@ -125,16 +125,16 @@ class Alarm:
 
 
 class GuardedProtocol(H11Protocol):
-    """One client connection with deadlines."""
+    """A client's connection, with deadlines for requests and for the reading of answers."""
 
     rules: ClassVar[Rules]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._deadline = Alarm(self._is_late)
-        """Alarm for a request that is not complete in time."""
+        """Calls ``_is_late`` if a request is not complete in time."""
         self._stall = Alarm(self._look_at_reader)
-        """Alarm for the next check whether the client reads the answer."""
+        """Calls ``_look_at_reader`` regularly while the client should read an answer."""
         self._untaken_bytes = 0
         self._unwanted_bytes = 0
         """Bytes of the current request's body that came after the answer."""
@@ -142,7 +142,7 @@ class GuardedProtocol(H11Protocol):
     # --- the life of a connection ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Serve the connection, or hand the transport to OverflowProtocol beyond the limit."""
+        """Serve the connection. If there are too many, hand it to OverflowProtocol."""
         if len(self.connections) >= self.rules.limits.max_connections and not self._make_room():
             self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
             other = OverflowProtocol(self.rules.limits, self.rules.overflow)
@@ -151,7 +151,7 @@ class GuardedProtocol(H11Protocol):
             return
         super().connection_made(transport)
         self.rules.metrics.connection_opened()
-        # Writes now wait until the system has taken all bytes, so that a client that does not read
+        # Each write now waits until the system has taken all bytes. So a client that does not read
         # is noticed, and keeps at most one write in memory.
         transport.set_write_buffer_limits(high=0)
         self._watch_request()
@@ -175,7 +175,7 @@ class GuardedProtocol(H11Protocol):
         self._keep_listening()
 
     def on_response_complete(self) -> None:
-        """Watch the deadline of the next request, which may have arrived in part."""
+        """Set the deadline of the next request, if a part of that has arrived."""
         super().on_response_complete()
         self._unwanted_bytes = 0
         self._watch_request()
@@ -189,7 +189,7 @@ class GuardedProtocol(H11Protocol):
             self._deadline.cancel()
         elif not self._deadline.is_set:
             self._deadline.set(self.loop, self.rules.limits.max_receive_s)
-            incomplete.pop(self, None)  # Put at the end: the request has begun just now.
+            incomplete.pop(self, None)  # moves to the end below: the request begins now
         if self.transport.is_closing() or self.conn.their_state not in INCOMPLETE:
             incomplete.pop(self, None)
         else:
@@ -197,14 +197,14 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def _receives(self) -> bool:
-        """Whether a request must arrive within max_receive_s, which is not so between requests."""
+        """True if a request must arrive within max_receive_s. False between two requests."""
         if self.conn.their_state is h11.IDLE:
             return self.cycle is None or self._has_bytes
         return self.conn.their_state is h11.SEND_BODY
 
     @property
     def _has_bytes(self) -> bool:
-        """Whether the head of a request has arrived in part."""
+        """True if a part of a request's head has arrived."""
         return bool(self.conn.trailing_data[0])
 
     def _is_late(self) -> None:
@@ -216,7 +216,7 @@ class GuardedProtocol(H11Protocol):
         self._answer(ApiError(408, late, code="request_timeout"))
 
     def _keep_listening(self) -> None:
-        """Resume reading after a pipelined request, since a paused uvicorn misses a disconnect."""
+        """Read on behind a pipelined request: a disconnect is only noticed while reading."""
         is_ahead = self.flow.read_paused and self.conn.their_state is h11.DONE
         if is_ahead and len(self.conn.trailing_data[0]) <= MAX_AHEAD_BYTES:
             self.flow.resume_reading()
@@ -224,7 +224,7 @@ class GuardedProtocol(H11Protocol):
     # --- room for new connections ---------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Close the connection that waits longest for a request. Return False if there is none."""
+        """Close a connection that has waited long for a request. Return False if there is none."""
         latest = self.loop.time() - self.rules.limits.crowded_receive_s
         for other, since in self.rules.incomplete.items():
             if since > latest:
@@ -246,12 +246,12 @@ class GuardedProtocol(H11Protocol):
     # --- clients that do not read their answers -------------------------------------------------
 
     def pause_writing(self) -> None:
-        """Watch whether the client reads, since the socket's buffer is full."""
+        """Start to check that the client reads, since the socket's buffer is full."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """Stop watching the client, since the buffer is empty again."""
+        """Stop to check that the client reads, since the buffer is empty again."""
         super().resume_writing()
         self._stall.cancel()
 
@@ -261,7 +261,7 @@ class GuardedProtocol(H11Protocol):
 
     def _look_at_reader(self) -> None:
         """Reset the connection if the client has read nothing since the last check. Nothing is
-        written between two checks, so a shorter buffer means that the client reads."""
+        written between two checks, so a shorter buffer means that the client has read."""
         if self.transport.get_write_buffer_size() < self._untaken_bytes:
             self._watch_reader()
         else:
@@ -280,12 +280,12 @@ class GuardedProtocol(H11Protocol):
         self._answer(ApiError(status, text, code="invalid_http"))
 
     def _answer(self, error: ApiError) -> None:
-        """Send an error and close the connection, or reset it if another answer has begun."""
+        """Send an error and close the connection. If an answer has begun, reset the connection."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self._reset()
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            # A route that waits for the body then acts as if the client had left.
+            # This makes a route that waits for the body act as if the client had left.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         path = ""
@@ -299,7 +299,7 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
     def _reset(self) -> None:
-        """Reset the connection: the system drops the bytes that the client has not read."""
+        """Reset the connection. The system then drops the bytes that the client has not read."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)

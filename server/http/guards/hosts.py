@@ -1,7 +1,7 @@
 """Refuses requests with a foreign Host or Origin header.
 
-DNS rebinding: a web page points its own name to our address, so that the browser takes our answers
-for the page's. The Host header still has the page's name: HostGuard refuses it on every path."""
+This prevents DNS rebinding: a web page points its own name to our address, so that the browser
+takes our answers for the page's. The Host header still has the page's name, and is refused."""
 
 import re
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def read_authority(text: str) -> Authority | None:
     port = match["port"] or ""
     if match["v6"] is not None:
         address = read_address(match["v6"])
-        # Brackets hold IPv6 only; read_address may have made an IPv4 address of it.
+        # A text in brackets that has no ":" is an IPv4 address, which must not have brackets.
         return None if address is None or ":" not in match["v6"] else Authority(address, port)
     name = match["name"].removesuffix(".")
     return Authority(read_address(name) or name, port) if name.strip(".") else None
@@ -56,7 +56,7 @@ def read_address(text: str) -> Address | None:
 
 
 def is_loopback(host: str | Address) -> bool:
-    """Return whether a host always means this machine."""
+    """Return True if a host always means this machine."""
     return host == "localhost" if isinstance(host, str) else host.is_loopback
 
 
@@ -70,7 +70,7 @@ EXPOSED = (
 )
 PREFLIGHT_KEPT_S = 3600
 MAX_ASKED_HEADERS_CHARS = 2048
-# A comma-separated list of header names: RFC 9110, section 5.6.2.
+# Matches a comma-separated list of header names: RFC 9110, section 5.6.2.
 HEADER_NAMES = re.compile(
     r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?:[ \t]*,[ \t]*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*"
 )
@@ -78,15 +78,15 @@ HEADER_NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AllowedOrigins:
-    """Origins whose pages may send requests: this machine's, programs' and configured ones."""
+    """The origins of web pages that may send requests: local, of programs, and configured."""
 
     configured: frozenset[str]
     schemes: frozenset[str] = SCHEMES_OF_PROGRAMS
-    """Schemes of desktop programs and browser extensions."""
+    """The URL schemes of allowed desktop programs and browser extensions."""
 
     @classmethod
     def of(cls, access: AccessSection) -> "AllowedOrigins":
-        """Read the settings' origins. Raises SettingError for other text, ``*`` or ``null``."""
+        """Read the origins in the settings. Raises SettingError for other text, such as ``*``."""
         found: set[str] = set()
         for text in access.allowed_origins:
             origin = _normal(text.rstrip("/")) if text != "null" else None
@@ -100,8 +100,8 @@ class AllowedOrigins:
         return cls(frozenset(found), SCHEMES_OF_PROGRAMS | extensions)
 
     def has(self, origin: str, host: str) -> bool:
-        """Return whether pages of an origin may send requests. host: the request's Host header,
-        which HostGuard has accepted, so that pages of this host are this server's own."""
+        """Return True if pages of ``origin`` may send requests. ``host`` is the request's Host
+        header. HostGuard has accepted it, so that pages of this host are this server's own."""
         parts = ORIGIN.fullmatch(origin.lower())
         if parts is None:
             return False
@@ -132,7 +132,7 @@ def _normal(origin: str) -> str | None:
 
 
 class OriginGuard:
-    """Answer 403 to pages of foreign origins. Answer preflight requests of all other pages."""
+    """Answers 403 to pages of foreign origins, and answers preflight requests of other pages."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedOrigins, count: CountRefusal) -> None:
         self._app = app
@@ -164,8 +164,8 @@ class OriginGuard:
 
 
 def _embedded(method: str, headers: Headers) -> bool:
-    """Return whether a foreign site's page embeds the path as an image, script or frame: browsers
-    then send no Origin header. A link that a person follows is no embedding."""
+    """Return True if a foreign site's page embeds the path as an image, script or frame. Browsers
+    send no Origin header for these. Following a link does not count as embedding."""
     if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
         return False
     followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
@@ -173,7 +173,7 @@ def _embedded(method: str, headers: Headers) -> bool:
 
 
 async def _preflight(headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a preflight request, which carries no key. The answer only lists allowed headers."""
+    """Answer a preflight request, which has no API key, with the list of allowed headers."""
     allowed_headers = {
         "Access-Control-Allow-Methods": METHODS,
         "Access-Control-Max-Age": str(PREFLIGHT_KEPT_S),
@@ -205,15 +205,15 @@ ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """Names and addresses of this server, valid with any port."""
+    """The names and addresses of this server. A Host header may have any port."""
 
     hosts: frozenset[str | Address]
     any_address: bool
-    """Whether Host may be any IP address (no name), since the server listens on all addresses."""
+    """True if a Host header may be any IP address, as the server listens on all addresses."""
 
     @classmethod
     def of(cls, settings: Config) -> "AllowedHosts":
-        """Read the settings' host names. Raises SettingError for a text that is no host name."""
+        """Read the host names in the settings. Raises SettingError for a text that is none."""
         listened = settings.server.host
         names = [*OWN_NAMES, *settings.access.allowed_hosts]
         if listened not in WILDCARDS:
@@ -240,7 +240,7 @@ class AllowedHosts:
 
 
 class HostGuard:
-    """Answer 400 unless a request has exactly one Host header, and 403 to a foreign host."""
+    """Answers 400 unless a request has exactly one Host header, and 403 to a foreign host."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedHosts, count: CountRefusal) -> None:
         self._app = app
@@ -259,7 +259,7 @@ class HostGuard:
 
 
 def _take_absolute_target(scope: Scope) -> None:
-    """Split an absolute request target into path and Host header: RFC 9112, section 3.2.2."""
+    """Split an absolute URL as request target into path and Host: RFC 9112, section 3.2.2."""
     if target := ABSOLUTE.fullmatch(scope.get("raw_path") or b""):
         host, path = target[1], target[2] or b"/"
         others = [field for field in scope["headers"] if field[0] != b"host"]

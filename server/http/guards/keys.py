@@ -33,7 +33,7 @@ class Keys:
 
     @classmethod
     def of(cls, access: AccessSection) -> "Keys":
-        """Hash the settings' keys. Raises SettingError for a key that is short or not sendable."""
+        """Hash the keys in the settings. Raises SettingError for a short key, or odd characters."""
         for number, key in enumerate(access.api_keys, start=1):
             _check(f"access.api_keys: key {number}", key)
         if access.scrape_key is not None:
@@ -42,7 +42,7 @@ class Keys:
         return cls(tuple(map(_digest_of, access.api_keys)), tuple(map(_digest_of, scrape)))
 
     def has(self, key: str, path: str, method: str) -> bool:
-        """Return whether the key may use the path. Compares all keys, each in constant time."""
+        """Return True if the key may use the path. Compare all keys, each in constant time."""
         digest = _digest(key)
         is_api = [hmac.compare_digest(digest, known) for known in self.api]
         is_scrape = [hmac.compare_digest(digest, known) for known in self.scrape]
@@ -50,8 +50,8 @@ class Keys:
 
 
 class KeyGuard:
-    """Answer 401 to requests without a valid key, even for unknown paths. A few paths that reveal
-    nothing need no key, and no path needs one if none is configured."""
+    """Answers 401 to requests without a valid key, even for unknown paths. A few paths that reveal
+    nothing need no key. If no key is configured, no path needs one."""
 
     def __init__(self, app: ASGIApp, keys: Keys, count: CountRefusal) -> None:
         self._app = app
@@ -77,7 +77,7 @@ def _is_open(scope: Scope) -> bool:
 
 
 def _plain_path(scope: Scope) -> str:
-    """Return the path, or "" for a path with escapes, since no open path has escapes."""
+    """Return the path, or "" for a path with percent-escapes, which no open path has."""
     path: str = scope["path"]
     return path if path.encode() == scope.get("raw_path", path.encode()) else ""
 
@@ -114,7 +114,7 @@ def _unauthorized(has_key: bool) -> ApiError:
 
 
 def check_access(settings: Config) -> None:
-    """Raise SettingError for bad access settings, or if other machines would need no key."""
+    """Raise SettingError for bad access settings, or if other machines could connect keyless."""
     keys = Keys.of(settings.access)
     AllowedHosts.of(settings)
     AllowedOrigins.of(settings.access)
@@ -127,7 +127,7 @@ def check_access(settings: Config) -> None:
 
 
 def only_this_machine(host: str) -> bool:
-    """Return whether only this machine can reach an address. host: the setting server.host."""
+    """Return True if only this machine can connect to ``host``, the setting server.host."""
     if host in WILDCARDS:
         return False
     address = read_address(host)
