@@ -1,8 +1,8 @@
 """Downloads weights from the hub, resumes broken downloads, and checks the hub's answers.
 
-The hub's own client downloads a file anew after its process has ended. quire keeps received bytes,
-fetches the missing ones by range, and compares the file's checksum. The hub may be any server
-(``HF_ENDPOINT``): answers are checked before they become paths, take memory or fill the disk."""
+If its process ends, the hub's own client downloads a file again from the beginning. quire keeps
+received bytes, downloads the missing ones, and compares the file's checksum. The hub may be any
+server (``HF_ENDPOINT``): answers are checked before they become paths or fill memory or disk."""
 
 import hashlib
 import re
@@ -26,17 +26,17 @@ MAX_LISTING_BYTES = 32 << 20
 MAX_SMALL_FILE_BYTES = 64 << 20
 API = "/api/"
 COMMIT = re.compile(r"[0-9a-f]{40}")
-# Git's SHA-1 or a content's SHA-256. Checksums are checked because they become file names.
+# Matches git's SHA-1 or a content's SHA-256. A checksum becomes a file name, and so is checked.
 CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 ETAG = re.compile(r'(W/)?"?[0-9A-Za-z][0-9A-Za-z._-]{0,127}"?')
 
 
 class DownloadError(Exception):
-    """Raised if a download has failed; the text is one sentence for the user."""
+    """Raised if a download has failed. The text is one sentence for the user."""
 
 
 def check_commit(commit: str | None) -> str:
-    """Raises DownloadError if the text is not the hash of a commit."""
+    """Return ``commit``. Raises DownloadError if it is not the hash of a commit."""
     if commit is None or not COMMIT.fullmatch(commit):
         raise DownloadError(f"the hub's answer names the commit {commit!r}, which is none")
     return commit
@@ -59,7 +59,7 @@ def check_files(files: Iterable[RepoFile]) -> list[RepoFile]:
 
 
 class _Listing(httpx2.SyncByteStream):
-    """The bytes of a hub's answer. Raises DownloadError beyond MAX_LISTING_BYTES."""
+    """The bytes of a hub's answer. Raises DownloadError after MAX_LISTING_BYTES."""
 
     def __init__(self, answer: httpx2.Response) -> None:
         assert isinstance(answer.stream, httpx2.SyncByteStream)
@@ -79,7 +79,8 @@ class _Listing(httpx2.SyncByteStream):
 
 
 def check_answer(answer: httpx2.Response) -> None:
-    """Check the head of a hub's answer, and limit a listing's size. Raises DownloadError."""
+    """Check the headers of a hub's answer, and limit the size of a listing of files. Raises
+    DownloadError."""
     if answer.request.url.path.startswith(API):
         if "content-encoding" in answer.headers:  # refused: it may decompress to any size
             raise DownloadError("the hub's answer is compressed")
@@ -105,7 +106,7 @@ set_client_factory(_client)
 
 def fetch_files(repository: str, commit: str, files: Sequence[WeightFile]) -> None:
     """Download files of a commit into the hub's cache, with one progress bar. Raises DownloadError
-    and the errors of the hub's client; bytes received until then stay on the disk."""
+    and the errors of the hub's client. Bytes that came before an error stay on the disk."""
     stopped = threading.Event()
     bar = tqdm(
         total=sum(file.size_bytes for file in files),
@@ -132,14 +133,14 @@ def fetch_files(repository: str, commit: str, files: Sequence[WeightFile]) -> No
 
 
 def _fetch(repository: str, commit: str, file: WeightFile, bar: Any) -> None:
-    """Download a file into the folder of blobs, and link it in the commit's folder."""
+    """Download a file's contents (blob) into the cache, and link them in the commit's folder."""
     assert file.blob is not None
     lock = cache_folder() / ".locks" / repository_folder(repository).name / f"{file.blob.name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):
         if not file.blob.exists():
             _fetch_contents(hf_hub_url(repository, file.path, revision=commit), file, bar)
-    # As the blob is complete, the hub's client only makes the link.
+    # The blob is complete, so that the hub's client only makes the link.
     hf_hub_download(repository, file.path, revision=commit, tqdm_class=bar)
 
 
@@ -170,13 +171,13 @@ def _fetch_contents(url: str, file: WeightFile, bar: Any) -> None:
 
 
 def _part_of(whole: "tqdm[Any]", file: WeightFile, stopped: threading.Event) -> Any:
-    """Make a progress bar class for one file, for the hub's client. Its objects advance ``whole``,
-    the bar of all files. stopped: an event that is set after another file has failed."""
+    """Make the hub client's progress bar class for one file. Its objects advance ``whole``, the bar
+    of all files. The event ``stopped`` is set after another file has failed."""
     begun, size_bytes = file.here_bytes, file.size_bytes
 
     class Part:
         def __init__(self, *_: Any, initial: int = 0, **__: Any) -> None:
-            # The hub may send a file from its beginning although quire asked for the rest.
+            # The hub may send the whole file, although quire requested only the missing bytes.
             whole.update(initial - begun)
             self._left: float = size_bytes - initial
 
@@ -199,7 +200,7 @@ def _part_of(whole: "tqdm[Any]", file: WeightFile, stopped: threading.Event) -> 
         def close(self) -> None:
             """Do nothing: the bar of all files stays open."""
 
-        # Methods that do nothing: they report bytes before decompression, and the rate of one file.
+        # These methods do nothing: they report bytes before decompression, or one file's rate.
         update_transfer = set_postfix_str = set_transfer_postfix_str = lambda *_, **__: None
 
     return Part

@@ -1,5 +1,5 @@
-"""Reads models' folders in a process with limits of time and memory, as strangers' files may be
-endless or slow to parse. A result or timeout is kept until a file in the folder changes."""
+"""Reads models' folders in a process with limits of time and memory, since strangers' files may be
+endless or slow to parse. Stores a result, or a timeout, until a file in the folder changes."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ from engine.models.safetensors_headers import CheckpointError
 from server.catalogue.hub_cache import BLOBS, cache_folder
 from server.text.limited_process import LimitedProcess, LimitError, Limits
 
-# Limits (seconds, bytes) of reading a folder, which takes a second, or ten on a busy machine.
+# Limits (seconds, bytes) for reading a folder, which takes a second, or ten on a busy machine.
 LIMITS = Limits(20.0, 2 << 30)
 MAX_FILES = 10_000
 # In the hub's cache the subfolders of commits lie three levels below the repository's folder.
@@ -22,10 +22,10 @@ State = frozenset[tuple[str, int, int, int]]
 
 
 class FolderReader:
-    """Calls functions that read a model's folder. Threads must not use it at the same time."""
+    """Calls functions that read a model's folder. Only one thread may use a reader at a time."""
 
     def __init__(self, embeds: bool | None = None, process: LimitedProcess | None = None) -> None:
-        """embeds: as for ``read_checkpoint``. process: a ``reading_process()`` that has started."""
+        """``embeds`` is for ``read_checkpoint``. ``process`` is a started ``reading_process()``."""
         self.embeds = embeds
         self.process = process or reading_process()
         self._known: dict[tuple[object, ...], tuple[State, Any]] = {}
@@ -34,12 +34,12 @@ class FolderReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the reading process, but keep the results."""
+        """End the reading process, but keep the stored results."""
         self.process.__exit__()
 
     def read(self, work: Callable[..., Any], folder: Path, *arguments: Any) -> Any:
-        """Return ``work(folder, *arguments)``, which the reading process computes unless the result
-        is kept. Raises CheckpointError if ``folder_state`` does, or beyond LIMITS."""
+        """Return ``work(folder, *arguments)``, either stored or computed by the reading process.
+        Raises CheckpointError for files that ``folder_state`` refuses, and beyond LIMITS."""
         state = folder_state(folder)
         call = (work, folder, arguments)
         known = self._known.get(call)

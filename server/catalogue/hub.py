@@ -46,7 +46,7 @@ from server.catalogue.lookup import InFolder, OnHub, look_up
 from server.catalogue.names import ModelNotFoundError
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt")
-# Patterns of the files that say which kind, size and task a model has.
+# Patterns of the files that contain a model's kind, size and task.
 CONFIG_FILES = (
     "config.json",
     "generation_config.json",
@@ -66,23 +66,23 @@ class FoundModel:
     """The repository ``org/name``, or the name of the folder."""
     folder: Path
     repository: str | None = None
-    """The repository ``org/name``; None for a folder outside the hub's cache."""
+    """The repository ``org/name``, or None for a folder outside the hub's cache."""
     branch: str | None = None
     """The branch or tag on the hub that points to the folder's commit."""
     missing: tuple[WeightFile, ...] = ()
     weights_bytes: int = 0
-    """Size of all weights, missing or not; 0 if none are missing."""
+    """Size of all weights, missing or not. It is 0 if no weights are missing."""
     is_cached: bool = False
-    """Whether the model comes from the local cache because the hub did not answer."""
+    """True if the model comes from the local cache because the hub did not answer."""
     notice: str = ""
-    """A sentence for the log that says why the cache was used, or empty."""
+    """A sentence for the log that says why the cache was used. It may be empty."""
 
     @property
     def missing_bytes(self) -> int:
         return sum(file.size_bytes - file.here_bytes for file in self.missing)
 
     def fetch_small_files(self) -> None:
-        """Fetch all needed files except the weights. Raises ModelNotFoundError."""
+        """Download all needed files except the weights. Raises ModelNotFoundError."""
         assert self.repository is not None
         try:
             _fetch_matching(self.repository, self.folder.name, SMALL_FILES)
@@ -90,11 +90,11 @@ class FoundModel:
             raise not_given(self.asked, self.repository, error) from error
 
     def check_room(self) -> None:
-        """Raises ModelNotFoundError if the disk has no room for the missing files."""
+        """Raise ModelNotFoundError if the disk has no room for the missing files."""
         _check_room(self.asked, self.missing_bytes)
 
     def fetch_weights(self) -> None:
-        """Fetch the missing weights. Raises ModelNotFoundError, even if only the disk is full."""
+        """Download the missing weights. Raises ModelNotFoundError, even if the disk is full."""
         assert self.repository is not None
         self.check_room()
         try:
@@ -113,8 +113,8 @@ class FoundModel:
 def find_model(
     name: str, folders: Sequence[Path] = (), *, files: Sequence[str] = SMALL_FILES
 ) -> FoundModel:
-    """Find a model by name and fetch its small files; if the hub does not answer, search the local
-    cache. folders: more folders to search. files: patterns of the files to fetch. Raises
+    """Find a model by name, and download those of its files that match the patterns ``files``. If
+    the hub does not answer, search the local cache. ``folders`` are more folders to search. Raises
     ModelNotFoundError."""
     place = look_up(name, folders)
     if isinstance(place, InFolder):
@@ -136,8 +136,8 @@ def find_model(
 
 
 def _fetch_matching(repository: str, commit: str, patterns: Sequence[str]) -> Path:
-    """Fetch a commit's files that match patterns; return the commit's folder. Raises DownloadError,
-    ModelNotFoundError and the errors of the hub's client."""
+    """Download a commit's files that match ``patterns``, and return the commit's folder. Raises
+    DownloadError, ModelNotFoundError and the errors of the hub's client."""
     try:
         listed = check_files(get_cached_repo_tree(repository, revision=commit))
     except CachedRepoTreeNotFoundError:
@@ -162,8 +162,8 @@ def _fetch_matching(repository: str, commit: str, patterns: Sequence[str]) -> Pa
 
 
 def _bar_up_to(limit: int) -> type[tqdm]:
-    """Make a progress bar class that raises DownloadError beyond a limit. limit: the number of
-    bytes plus the number of files, since the hub's client counts both on such bars."""
+    """Return a progress bar class that raises DownloadError beyond ``limit``, the number of bytes
+    plus the number of files: the hub's client counts both on such bars."""
 
     class Bar(tqdm):
         arrived = 0.0
@@ -178,7 +178,7 @@ def _bar_up_to(limit: int) -> type[tqdm]:
 
 
 def _listed(repository: str, commit: str) -> list[RepoFile]:
-    """Ask the hub which files a commit has. Raises DownloadError and the hub's client's errors."""
+    """Get the list of a commit's files from the hub. Raises DownloadError and client errors."""
     listed = HfApi().list_repo_tree(repository, revision=commit, recursive=True)
     return check_files(file for file in listed if isinstance(file, RepoFile))
 
@@ -204,7 +204,7 @@ def _commit(place: OnHub) -> str:
 
 
 def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
-    """Find a model in the local cache. error: the reason why the hub gave no answer."""
+    """Find a model in the local cache. ``error`` is the reason why the hub gave no answer."""
     repository, revision = place.repository, place.revision
     folder = snapshot_of(repository, revision) if revision else best_snapshot(repository)
     if folder is None:
@@ -221,11 +221,11 @@ def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
 
 
 def _with_missing(model: FoundModel) -> FoundModel:
-    """Add the missing weights that the cached listing names. Raises the hub's client's errors."""
+    """Return the model with its missing weights, which the hub's cached list of files names."""
     assert model.repository is not None
     listed = listed_weights(model.repository, model.folder)
     if listed is None:
-        return model  # without a listing, the cached files are taken as all files
+        return model  # without a list of files, the cached files are taken as all files
     names = [name for name in listed if not (model.folder / name).exists()]
     if not names:
         return model
@@ -237,7 +237,7 @@ def _with_missing(model: FoundModel) -> FoundModel:
 
 
 def _weight_files(repository: str, commit: str, names: Collection[str]) -> tuple[WeightFile, ...]:
-    """Ask the hub for the weight files' checksums, which the cached listing lacks."""
+    """Get the weight files' checksums from the hub, since the cached list of files lacks them."""
     blobs = repository_folder(repository) / BLOBS
     listed = {file.path: file for file in _listed(repository, commit)}
     weights = []

@@ -25,35 +25,35 @@ WEIGHTS = "model*.safetensors"
 # Limit for reading a file in ``refs``, which holds a commit's hash of 40 characters.
 MAX_REF_CHARS = 64
 SHA256 = re.compile(r"[0-9a-f]{64}")
-# quire does not resume other programs' partial files, which may have holes. quire's partial files
-# have this suffix of their own, and the hub's tools take them for unfinished downloads too.
+# Suffix of quire's own partial files, which the hub's tools take for unfinished downloads. quire
+# does not resume other programs' partial files, since these may have holes.
 PART_SUFFIX = ".quire.incomplete"
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """A file of weights that a repository's listing names."""
+    """A file of weights in the hub's list of a repository's files."""
 
     path: str
     size_bytes: int
     blob: Path | None
-    """The file in ``blobs``, named by its checksum; None if only the hub knows the checksum."""
+    """The file in ``blobs``, named by its checksum, or None if only the hub has the checksum."""
 
     @property
     def part(self) -> Path:
-        """The file that gets the blob's bytes during the download."""
+        """The file into which the blob's bytes are written during the download."""
         assert self.blob is not None
         return self.blob.with_name(self.blob.name + PART_SUFFIX)
 
     @property
     def sha256(self) -> str | None:
-        """The blob's SHA-256 in hexadecimal; None if the hub gives another kind of checksum."""
+        """The blob's SHA-256 in hexadecimal, or None if the hub gives another kind of checksum."""
         assert self.blob is not None
         return self.blob.name if SHA256.fullmatch(self.blob.name) else None
 
     @property
     def here_bytes(self) -> int:
-        """Number of bytes that are on this disk."""
+        """Number of the file's bytes that are on this disk."""
         if self.blob is None:
             return 0
         if self.blob.exists():
@@ -74,12 +74,12 @@ def cached_repositories() -> Iterator[str]:
 
 
 def repository_folder(repository: str) -> Path:
-    """Return the folder of a repository in the cache, existing or not."""
+    """Return the folder of a repository in the cache, whether the folder exists or not."""
     return cache_folder() / f"{REPOSITORY}{repository.replace('/', '--')}"
 
 
 def snapshot_of(repository: str, revision: str) -> Path | None:
-    """Return the folder of a revision (commit, branch or tag); None if it is not cached."""
+    """Return the folder of a revision (commit, branch or tag), or None if it is not cached."""
     snapshots = repository_folder(repository) / "snapshots"
     for commit in (revision, _commit_of(repository, revision)):
         if commit and (snapshots / commit).is_dir():
@@ -88,8 +88,8 @@ def snapshot_of(repository: str, revision: str) -> Path | None:
 
 
 def best_snapshot(repository: str) -> Path | None:
-    """Return the folder of the commit to serve without the hub: a complete commit rather than an
-    incomplete one, then main's commit, then the newest. Return None if no commit is cached."""
+    """Return the folder of the best cached commit, or None if no commit is cached. Prefer complete
+    commits to incomplete ones, then the commit of the branch main, then newer commits."""
     main = _commit_of(repository, MAIN)
 
     def rank(snapshot: Path) -> tuple[bool, bool, float]:
@@ -113,8 +113,8 @@ def move_branch(repository: str, branch: str, commit: str) -> None:
 
 
 def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
-    """Return ``{path: bytes}`` of a commit's weight files from the hub's listing, or None if none
-    is cached. snapshot: the commit's folder. Raises CheckpointError, ModelNotFoundError."""
+    """Return ``{path: bytes}`` of the weight files in the commit's folder ``snapshot``, or None if
+    the hub's list of files is not cached. Raises CheckpointError, ModelNotFoundError."""
     try:
         listed = get_cached_repo_tree(repository, revision=snapshot.name)
     except CachedRepoTreeNotFoundError:
@@ -129,25 +129,25 @@ def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
 
 
 def is_weights(path: str, named: Set[str]) -> bool:
-    """Return whether a file holds weights. named: the weight files in the commit's index."""
+    """Return True if a file contains weights. ``named`` are the files in the commit's index."""
     return "/" not in path and (fnmatchcase(path, WEIGHTS) or path in named)
 
 
 def missing_weights(repository: str | None, folder: Path) -> list[str]:
-    """Return the weight files that a folder lacks. repository: the one whose listing names the
-    files; None means that the folder's index does. Raises ModelNotFoundError, CheckpointError."""
+    """Return the weight files that a folder lacks, compared with the hub's cached list of the
+    repository's files, or else with its own index. Raises ModelNotFoundError, CheckpointError."""
     listed = listed_weights(repository, folder) if repository else None
     named = set(read_index(folder).values()) if listed is None else set(listed)
     return sorted(file for file in named if not (folder / file).exists())
 
 
 def lacks_weights(repository: str, snapshot: Path) -> bool:
-    """Return whether a cached commit lacks some or all weights."""
+    """Return True if a cached commit lacks some or all weights."""
     try:
         missing = missing_weights(repository, snapshot)
     except (CheckpointError, ModelNotFoundError):
         return True
-    # A link to a missing blob does not count, as exists() is false for a broken link.
+    # exists() is False for a link to a missing blob.
     return bool(missing) or not any(file.exists() for file in snapshot.glob("*.safetensors"))
 
 
@@ -161,7 +161,7 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def _commit_of(repository: str, branch: str) -> str | None:
-    """Return the commit of a branch in the cache; None if the cache does not know the branch."""
+    """Return the commit of a branch, or None if the cache does not contain the branch."""
     try:
         file = repository_folder(repository) / "refs" / branch
         regular_size(file)

@@ -1,6 +1,6 @@
 """Lists the models on this disk: in the Hugging Face hub's cache and in configured folders.
 
-Only config.json, the index and the headers of safetensors files are read, no weights. A process
+No weights are read, only config.json, the index and the headers of safetensors files. A process
 with limits opens and checks the files: see folder_reader.py."""
 
 import hashlib
@@ -51,33 +51,33 @@ CONFIG_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model on this disk, which can be served unless ``problem`` is set."""
+    """A model on this disk. It can be served unless ``problem`` is set."""
 
     name: str
-    """``org/name`` on the hub; elsewhere the folder's name, or the last two parts of its path."""
+    """``org/name`` on the hub. Otherwise the folder's name, or the last two parts of its path."""
     folder: Path
     size_bytes: int
     """Size of all of the model's weight files on this disk."""
     modified: float
     """Modification time of the newest weight file, in Unix seconds."""
     revision: str | None
-    """The commit on the hub; None for a model outside the hub's cache."""
+    """The commit on the hub, or None for a model outside the hub's cache."""
     family: str = ""
     """The field model_type of config.json, which may be empty."""
     parameters: int = 0
-    """Number of single weights; 0 if quire does not support the family."""
+    """The number of parameters of the model, or 0 if quire does not support the family."""
     quantization: str = ""
-    """How matrices are stored, such as "4-bit", "mxfp4" or "bf16"; empty if unknown."""
+    """The format of the matrices, such as "4-bit", "mxfp4" or "bf16". Empty if unknown."""
     max_position_embeddings: int = 0
-    """The longest sequence in tokens; 0 if quire does not support the family."""
+    """The longest sequence in tokens, or 0 if quire does not support the family."""
     embeds: bool = False
-    """Whether the model turns texts into vectors, and generates no text."""
+    """True if the model turns texts into vectors, and generates no text."""
     problem: str | None = None
-    """The reason why the model cannot be served, as a sentence; None if it can be."""
+    """A sentence that says why the model cannot be served, or None if it can be."""
     digest: str = ""
-    """64 hexadecimal digits that change with the files; empty if the model cannot be served."""
+    """64 hexadecimal digits that change with the files. Empty if the model cannot be served."""
     checkpoint: Checkpoint | None = None
-    """The sizes of the weights; None if the model cannot be served."""
+    """The sizes of the weights, or None if the model cannot be served."""
 
 
 AS_JSON = TypeAdapter(LocalModel)
@@ -88,10 +88,10 @@ Facts = dict[str, Any]
 def local_models(
     folders: Sequence[Path], *, hub: bool = True, reader: FolderReader | None = None
 ) -> tuple[LocalModel, ...]:
-    """Return the models on this disk, sorted by name. Of models with one name, take the first that
-    can be served: the folders are searched in order, then the hub's cache. folders: folders of
-    models, or folders one or two levels above models; they may be missing. hub: whether to search
-    the hub's cache. reader: keeps results for later calls."""
+    """Return the models on this disk, sorted by name. Search ``folders`` in order, and then the
+    hub's cache if ``hub`` is True. Of models with the same name, return the first that can be
+    served. A folder may be a model, contain models one or two levels below, or be missing.
+    ``reader`` stores results for later calls."""
     if reader is None:
         with FolderReader() as reader:
             return local_models(folders, hub=hub, reader=reader)
@@ -109,7 +109,8 @@ def local_models(
 def hub_model(
     repository: str, reader: FolderReader, snapshot: Path | None = None
 ) -> LocalModel | None:
-    """Return a repository's cached model. snapshot: a commit's folder; None means the best one."""
+    """Return a repository's model in the hub's cache. ``snapshot`` is the folder of a commit, by
+    default the best one."""
     if snapshot is not None:
         return _read(reader, read_model, snapshot, repository, snapshot.name)
     folder = repository_folder(repository)
@@ -126,8 +127,8 @@ def folder_model(name: str, folder: Path, reader: FolderReader) -> LocalModel:
 def _read(
     reader: FolderReader, work: Any, folder: Path, name: str, revision: str | None
 ) -> LocalModel:
-    """Return the model in a folder; a reading error becomes the model's problem. revision: the
-    commit on the hub; empty if ``work`` finds the commit."""
+    """Return the model in a folder. A reading error becomes the model's problem. ``revision`` is
+    the commit on the hub, or empty if ``work`` finds the commit."""
     try:
         return AS_JSON.validate_python(reader.read(work, folder, name, revision, reader.embeds))
     except CheckpointError as error:
@@ -162,7 +163,7 @@ def _model_folders(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _is_model(folder: Path) -> bool:
-    """Return whether a folder has some file of a model."""
+    """Return True if a folder has a config.json or a file with weights."""
     return (folder / CONFIG_FILE).is_file() or bool(_weights_in(folder))
 
 
@@ -174,15 +175,15 @@ def _weights_in(folder: Path) -> list[Path]:
 
 
 def read_repository(folder: str, repository: str, _: str, embeds: bool | None) -> Any:
-    """Read the best commit of a repository in the hub's cache like ``read_model``."""
+    """Read the best commit of a repository in the hub's cache, as ``read_model`` does."""
     snapshot = best_snapshot(repository)
     assert snapshot is not None, folder
     return read_model(str(snapshot), repository, snapshot.name, embeds)
 
 
 def read_model(path: str, name: str, revision: str | None, embeds: bool | None) -> Any:
-    """Read a model's folder; return a LocalModel as AS_JSON dumps it. An error becomes the model's
-    problem, so that other models are still listed."""
+    """Read a model's folder, and return a LocalModel as AS_JSON dumps it. An error becomes the
+    model's problem, so that other models are still listed."""
     folder, facts = Path(path), Facts()
     try:
         for more in _read_facts(name if revision else None, folder, embeds):
@@ -214,8 +215,8 @@ def _problem(name: str, folder: Path, error: Exception) -> str:
 
 
 def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> Iterator[Facts]:
-    """Yield values of LocalModel's fields, starting with those that seldom fail. repository: None
-    for a folder outside the hub's cache. Raises CheckpointError and any error of reading files."""
+    """Yield values for the fields of LocalModel, first those that seldom fail. ``repository`` is
+    None outside the hub's cache. Raises CheckpointError and any error of reading files."""
     if not (folder / CONFIG_FILE).exists():
         if any(path.suffix.lower() == ".gguf" for path in _weights_in(folder)):
             yield {"problem": GGUF, "quantization": "gguf"}
@@ -252,7 +253,7 @@ def _incomplete(repository: str | None, missing: Sequence[str]) -> str:
 
 
 def named_quantization(values: dict[str, Any]) -> str:
-    """Return how ``config.json`` says that matrices are stored; empty if it does not say."""
+    """Return the format of the matrices that config.json contains, or an empty text."""
     packing = values.get("quantization")
     if isinstance(packing, dict):
         mode = packing.get("mode", AFFINE)
@@ -264,7 +265,7 @@ def named_quantization(values: dict[str, Any]) -> str:
 
 
 def _stored_as(checkpoint: Checkpoint, named: str) -> str:
-    """Return how matrices are stored: the weights' type if ``named`` is no quantization."""
+    """Return the format of the matrices: ``named`` if that is a quantization, or their type."""
     plain = named in CONFIG_DTYPES.values() or not named
     return DTYPES[checkpoint.dtype] if plain else named
 
@@ -274,7 +275,7 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Hash JSON files in whole, but weights only by name and size, which is quick."""
+    """Hash JSON files by their contents, but weights only by name and size, which is quick."""
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size
@@ -287,8 +288,8 @@ def digest_of(files: Iterable[Path]) -> str:
 def folder_problem(
     path: str, embeds: bool | None, promised_bytes: int | None, tokenizer: bool
 ) -> str | None:
-    """Return why a folder cannot be served, or None. promised_bytes: the size of all weights, if
-    some are still on the hub. tokenizer: whether the tokenizer's files exist."""
+    """Return why a folder cannot be served, or None. ``promised_bytes`` is the size of all weights
+    if some are still on the hub. If ``tokenizer`` is True, check the tokenizer's files, too."""
     folder = Path(path)
     try:
         checkpoint = checkpoint_in(folder, embeds, promised_bytes)
@@ -309,15 +310,16 @@ def shape_problem(path: str) -> str | None:
 
 
 def checkpoint_in(folder: Path, embeds: bool | None, promised_bytes: int | None) -> Checkpoint:
-    """Read a checkpoint. promised_bytes: as for ``folder_problem``. Raises CheckpointError."""
+    """Read a checkpoint. ``promised_bytes`` is the size of all weights if some are still on the
+    hub. Raises CheckpointError."""
     if promised_bytes is None:
         return read_checkpoint(folder, embeds=embeds)
     return promised_checkpoint(folder, promised_bytes, embeds=embeds)
 
 
 def template_facts(path: str) -> tuple[str, bool, bool, str]:
-    """Return four values: the tokenizer's problem or an empty string; whether the chat template
-    writes tool calls; whether the template writes thoughts; the template's text."""
+    """Return four values: the tokenizer's problem or an empty text, True if the chat template
+    writes tool calls, True if the template writes thoughts, and the template's text."""
     try:
         template = Tokenizer(Path(path)).template
     except TokenizerError as error:
@@ -326,7 +328,7 @@ def template_facts(path: str) -> tuple[str, bool, bool, str]:
 
 
 def check_vocabulary(folder: Path, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
-    """Raises TokenizerError if the tokenizer has more tokens than the weights."""
+    """Raise TokenizerError if the tokenizer has more tokens than the weights."""
     if tokenizer.vocab_size > checkpoint.vocab_size:
         raise TokenizerError(
             f"{folder / TOKENIZER_FILE}: it has {tokenizer.vocab_size} tokens, but config.json's "

@@ -32,7 +32,7 @@ class InFolder:
 
 @dataclass(frozen=True, slots=True)
 class OnHub:
-    """A repository on the hub. revision: a branch, tag or commit; None means the main branch."""
+    """A repository on the hub. If ``revision`` (branch, tag or commit) is None, main is meant."""
 
     repository: str
     revision: str | None
@@ -49,9 +49,9 @@ def aliases() -> dict[str, str]:
 def look_up(
     name: str, folders: Sequence[Path] = (), reader: FolderReader | None = None
 ) -> InFolder | OnHub:
-    """Resolve a name, which is, in this order: a path; the demo model; a short name of quire's; the
-    full name of a servable model in ``folders``; an id on the hub; the last part of the name of a
-    model in ``folders`` or the hub's cache. Raises ModelNotFoundError."""
+    """Find a model by its name. The first match counts: a path, the demo model, a short name that
+    quire ships, the full name of a servable model in ``folders``, an id on the hub, the last part
+    of the name of a model in ``folders`` or the hub's cache. Raises ModelNotFoundError."""
     path = Path(name).expanduser()
     if path.is_dir():
         if has_gguf_alone(path):
@@ -76,7 +76,7 @@ def look_up(
 def _by_last_part(
     name: str, folders: Sequence[Path], reader: FolderReader | None
 ) -> LocalModel | None:
-    """Return the local model with ``name`` as its name's last part. Raises ModelNotFoundError."""
+    """Return the local model whose name ends with ``/name``. Raises ModelNotFoundError."""
     matches = [
         model
         for model in local_models(folders, reader=reader)

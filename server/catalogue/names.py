@@ -4,17 +4,17 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-# Names of the model that comes with quire; a local folder ``demo`` takes precedence.
+# Names of the model that ships with quire. A local folder ``demo`` takes precedence.
 DEMO, DEMO_ID = "demo", "quire-demo"
-# ``org/name``, without the texts "--" and "..".
+# Matches ``org/name``, without the texts "--" and "..".
 HUB_ID = re.compile(r"(?!.*(?:--|\.\.))\w[\w.-]*/[\w.-]*\w", re.ASCII)
-# The name of a branch or tag, or a commit's hash.
+# Matches the name of a branch or tag, or a commit's hash.
 REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*", re.ASCII)
-# A name in Ollama's form, such as "qwen3:4b" or "user/qwen3:4b".
+# Matches a name in Ollama's form, such as "qwen3:4b" or "user/qwen3:4b".
 OLLAMA_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+:[\w.-]+")
 # Names with these suffixes are files in repositories, not repositories.
 FILES = (".gguf", ".safetensors")
-# Longest texts quoted from a model's files: in a description of a problem, and as a word.
+# The longest quotes from a model's files: in the description of a problem, and as a word.
 MAX_PROBLEM_CHARS, MAX_WORD_CHARS = 1000, 100
 EXAMPLES = "Qwen/Qwen3-4B or mlx-community/Qwen3-4B-4bit"
 GGUF = (
@@ -24,7 +24,7 @@ GGUF = (
 
 
 class ModelNotFoundError(ValueError):
-    """Raised if a name means no usable model; the text is one sentence for the user."""
+    """Raised if a name means no usable model. The text is one sentence for the user."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -32,19 +32,19 @@ def is_hub_id(name: str) -> bool:
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """Split ``NAME@REVISION``; the revision is None if the name has none."""
+    """Split ``NAME@REVISION``. The revision is None if the name has none."""
     base, at, revision = name.partition("@")
     return (base, revision) if at and REVISION.fullmatch(revision) else (name, None)
 
 
 def has_gguf_alone(folder: Path) -> bool:
-    """Return whether a folder has weights only in the GGUF format, which quire cannot read."""
+    """Return True if a folder has weights only in the GGUF format, which quire cannot read."""
     return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
 
 
 def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
-    """Explain to the user why a text names no model. path: the text as a path. aliases: the short
-    names that quire ships."""
+    """Explain to the user why ``name`` names no model. ``path`` is the name as a path. ``aliases``
+    are the short names that quire ships."""
     if path.suffix.lower() == ".gguf":
         return GGUF if path.is_file() else f"there is no such file; and {GGUF}"
     if path.is_file():
@@ -58,7 +58,7 @@ def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
 
 
 def printable(text: str, max_chars: int | None = None) -> str:
-    """Escape control characters and line breaks. max_chars: longer texts are cut."""
+    """Escape control characters and line breaks. Cut a text that exceeds ``max_chars``."""
     if max_chars is not None and len(text) > max_chars:
         text = f"{text[: max_chars - 1]}\N{HORIZONTAL ELLIPSIS}"
     if text.isprintable():
