@@ -1,1 +1,1 @@
-"""Compile the required format of an answer into a constraint on the engine's tokens."""
+"""Compiles the format that a request requires of its answer into a constraint on tokens."""

@@ -1,4 +1,4 @@
-"""Compile and cache constraint specs, after another process has estimated their cost."""
+"""Compiles and caches constraints of answers, after another process has estimated their cost."""
 
 import asyncio
 import hashlib
@@ -36,16 +36,16 @@ class Refusal:
 
 
 class GrammarCache:
-    """Keeps the newest grammars and refusals by a digest of the spec. The bytes of a grammar count
-    until neither the cache nor an answer holds the grammar."""
+    """Caches the newest grammars and refusals by a digest of the spec. The bytes of a grammar count
+    until neither the cache nor an answer uses the grammar."""
 
     def __init__(self, max_bytes: int, max_grammars: int) -> None:
-        """max_bytes: limit for all grammars that exist. max_grammars: limit for cached ones."""
+        """``max_bytes`` limits all grammars that exist, ``max_grammars`` only the cached ones."""
         self._max_bytes = max_bytes
         self._grammars: Newest[bytes, CompiledGrammar] = Newest(max_grammars)
         self._refusals: Newest[bytes, Refusal] = Newest(MAX_REFUSALS)
         self._counted_bytes = 0
-        # Sizes of freed grammars. Other threads free grammars, and may only append the sizes here.
+        # Sizes of freed grammars. Other threads, which free grammars, only append sizes here.
         self._freed: deque[int] = deque()
 
     @property
@@ -64,7 +64,7 @@ class GrammarCache:
         return grammar
 
     def reserve(self, memory_bytes: int) -> bool:
-        """Count a grammar's memory; drop cached grammars. Return False if the rest is in use."""
+        """Reserve memory, by dropping cached grammars if needed. Return False if that fails."""
         while self.used_bytes + memory_bytes > self._max_bytes:
             if not self._grammars.pop_oldest():
                 return False
@@ -72,7 +72,7 @@ class GrammarCache:
         return True
 
     def release(self, memory_bytes: int) -> None:
-        """Give back the memory that was reserved for a grammar, because it was not compiled."""
+        """Free the memory that was reserved for a grammar, because it was not compiled."""
         self._counted_bytes -= memory_bytes
 
     def keep(self, digest: bytes, grammar: CompiledGrammar) -> None:
@@ -89,16 +89,16 @@ class GrammarCache:
 
 
 THREADS = 2
-# Time that a grammar waits for ending answers to free memory, and the polling interval.
+# Seconds that a grammar waits until other answers end and free memory, and the polling interval.
 MEMORY_WAIT_S, MEMORY_POLL_S = 30.0, 0.02
 
 
 class GrammarMemoryError(Exception):
-    """The running answers' grammars use all memory for grammars."""
+    """Raised if the running answers' grammars use all memory for grammars."""
 
 
 class GrammarCompiler:
-    """Compiles constraint specs into constraints on tokens."""
+    """Turns the ConstraintSpec of a request into a constraint on the engine's tokens."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class GrammarCompiler:
         worker: Callable[[GrammarTokenizer], GrammarWorker],
         limits: GrammarLimits,
     ) -> None:
-        """worker: makes the process that estimates costs; called with the first grammar."""
+        """``worker`` makes the process that estimates costs, when the first grammar comes."""
         self._vocabulary = vocabulary
         self._make_worker = worker
         self._limits = limits
@@ -117,7 +117,7 @@ class GrammarCompiler:
 
     def load(self) -> str:
         """Read the tokenizer. A large one blocks all threads for a second, so a server does this
-        before it listens. Return the reason if all grammars will be refused, else ""."""
+        before it listens. Return why all grammars will be refused, or an empty text."""
         try:
             self._load()
         except GrammarError as error:
@@ -126,10 +126,10 @@ class GrammarCompiler:
         return ""
 
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
-        """Compile an answer's constraint, or return None if any text is allowed. begun: text with
-        which the client has begun the content. Raises GrammarError if the format is unsupported,
-        UnfitBeginningError if ``begun`` violates the format, WorkerBusyError or GrammarMemoryError
-        if there is no room now."""
+        """Compile an answer's constraint, or return None if any text is allowed. ``begun`` is the
+        beginning of the answer, if the client has written one. Raises GrammarError if the format
+        is unsupported, UnfitBeginningError if ``begun`` violates the format, and WorkerBusyError
+        or GrammarMemoryError if there is no room now."""
         if not spec.has_grammar and not spec.has_budget:
             return None
         answer = await self._answer(spec, begun) if spec.has_grammar else None
@@ -154,11 +154,11 @@ class GrammarCompiler:
         return await self._after(constraint, begun) if begun else constraint
 
     def forget(self) -> None:
-        """Drop all cached grammars, because none has been used for a long time."""
+        """Drop all cached grammars. Running answers continue with their own grammars."""
         self._cache.forget()
 
     async def _after(self, constraint: GrammarConstraint, begun: str) -> GrammarConstraint:
-        """Return a constraint on the text after ``begun``, which is read without special tokens."""
+        """Return a constraint on the text after ``begun``, which contains no special tokens."""
         loaded = self._load()
 
         def after() -> GrammarConstraint:
@@ -178,7 +178,7 @@ class GrammarCompiler:
         return grammar
 
     async def _compile_once(self, digest: bytes, spec_text: str) -> CompiledGrammar | Refusal:
-        """Compile a spec once for all waiting requests, even if the first request is cancelled."""
+        """Compile a spec once for all requests that wait for it, even if the first is cancelled."""
         making = self._making.get(digest)
         if making is None:
             making = self._making[digest] = asyncio.create_task(self._make(digest, spec_text))
@@ -187,7 +187,7 @@ class GrammarCompiler:
 
     def _end_making(self, digest: bytes, task: "asyncio.Task[CompiledGrammar | Refusal]") -> None:
         del self._making[digest]
-        # Retrieve the error, because asyncio would log it if all clients have left.
+        # asyncio would log the error unless it is retrieved, which fails if all clients have left.
         _ = task.cancelled() or task.exception()
 
     async def _make(self, digest: bytes, spec_text: str) -> CompiledGrammar | Refusal:
@@ -211,7 +211,8 @@ class GrammarCompiler:
         return grammar
 
     async def _reserve(self, memory_bytes: int) -> None:
-        """Reserve memory in the order of requests. Raises GrammarMemoryError after a timeout."""
+        """Reserve memory for one grammar after the other. Raises GrammarMemoryError if none gets
+        free in MEMORY_WAIT_S."""
         try:
             async with asyncio.timeout(MEMORY_WAIT_S), self._reserving:
                 # Poll, because other threads free grammars, and cannot set an event of this loop.
@@ -232,7 +233,7 @@ class GrammarCompiler:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """The tokenizer in llguidance's form, with the worker and threads that use it."""
+    """The tokenizer in llguidance's form, and the worker and the threads that use it."""
 
     tokenizer: GrammarTokenizer
     worker: GrammarWorker

@@ -1,4 +1,4 @@
-"""A description of an answer's constraint, collected from all fields of a request."""
+"""Describes the constraint of an answer, collected from all fields of a request."""
 
 import json
 from dataclasses import dataclass
@@ -16,41 +16,41 @@ class ConstraintSpec:
     """Everything in a request that constrains the answer."""
 
     output: OutputFormat | None = None
-    """The format of an answer that is no call."""
+    """The format of an answer without tool calls."""
     tools: tuple[Tool, ...] = ()
     tool_format: ToolFormat = ToolFormat.HERMES
     must_call: bool = False
     parallel: bool = True
     first_channel: Channel | None = Channel.CONTENT
-    """The channel that the answer begins in. None lets the model decide."""
+    """The channel (reasoning or content) with which the answer begins, or None if unknown."""
     thinking_budget: int | None = None
-    """Maximum number of reasoning tokens. None sets no limit."""
+    """Maximum number of reasoning tokens, or None for no limit."""
 
     @property
     def has_grammar(self) -> bool:
-        """Whether a grammar constrains the content. Optional calls need it if a tool is strict."""
+        """True if a grammar constrains the content. Optional calls need one if a tool is strict."""
         strict = any(tool.strict for tool in self.tools)
         return self.output is not None or bool(self.tools and (self.must_call or strict))
 
     @property
     def is_lazy(self) -> bool:
-        """Whether the grammar constrains only optional calls, each from its opening tag on."""
+        """True if the grammar constrains only optional calls, each after its opening tag."""
         is_optional = not self.must_call and self.output is None
         return is_optional and self.tool_format is not ToolFormat.LLAMA
 
     @property
     def has_budget(self) -> bool:
-        """Whether the thinking budget can apply, because the answer may begin with reasoning."""
+        """True if the thinking budget can apply, since the answer may begin with reasoning."""
         return self.thinking_budget is not None and self.first_channel is not Channel.CONTENT
 
     @property
     def param(self) -> str:
-        """The request's field that is named in errors of the grammar."""
+        """The field of the request that errors of the grammar name."""
         return TOOLS_PARAM if self.output is None or self.must_call else self.output.param
 
 
 def spec_json(spec: ConstraintSpec, max_bytes: int) -> str:
-    """Write the fields that the grammar depends on as JSON. Raises GrammarError if this fails."""
+    """Write the fields that decide the grammar as JSON. Raises GrammarError if this fails."""
     output = spec.output
     form = {
         "output": None if output is None else [output.kind, output.value, output.param],

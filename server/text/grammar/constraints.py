@@ -1,4 +1,4 @@
-"""Constrain an answer's tokens: to a grammar, to valid calls, and to a budget of reasoning."""
+"""Constrains an answer's tokens: to a grammar, to valid calls, and to a budget of reasoning."""
 
 import time
 from collections.abc import Sequence
@@ -15,27 +15,27 @@ from server.text.grammar.vocabulary import Vocabulary, set_bits
 from server.text.parser import CLOSE, OPEN
 
 READ_TOGETHER = 16  # number of tokens that one call of llguidance reads
-# The first slow mask is tolerated, because Python's garbage collector may cause it.
+# One slow mask is tolerated in each answer, because Python's garbage collector may cause it.
 SLOW_MASKS_SPARED = 1
 
 
 class ConstraintError(RuntimeError):
-    """A grammar that failed for another reason than a limit. The message quotes no answer."""
+    """Raised if a grammar fails for another reason than a limit. The text quotes no answer."""
 
 
 class CompiledGrammar:
-    """A compiled grammar, which several answers may follow at once."""
+    """A compiled grammar, which several answers may use at once."""
 
     def __init__(self, matcher: LLMatcher, memory_bytes: int) -> None:
-        """matcher: llguidance's matcher in its initial state, of which each answer uses a copy."""
+        """``matcher`` is llguidance's matcher in its initial state. Each answer uses a copy."""
         self.matcher = matcher
         self.memory_bytes = memory_bytes
         self.is_spent = False
-        """Whether an answer has reached a limit of the lexer, whose states all answers share."""
+        """True if an answer has reached a limit of the lexer, whose states all answers share."""
 
 
 class GrammarConstraint:
-    """Allows only a grammar's tokens. Reads accepted tokens when the next mask is computed."""
+    """Allows only a grammar's tokens. Reads accepted tokens later, when it computes a mask."""
 
     def __init__(
         self,
@@ -44,24 +44,24 @@ class GrammarConstraint:
         max_mask_s: float,
         start: LLMatcher | None = None,
     ) -> None:
-        """words: size of a mask in uint32. max_mask_s: processor time for a mask; the second slower
-        mask ends the request. start: the matcher's initial state, if not the grammar's."""
+        """``words`` is the size of a mask in uint32. The second mask that takes more processor time
+        than ``max_mask_s`` ends the request. ``start`` is a matcher that has read a beginning."""
         self._grammar = grammar
         self._start = start or grammar.matcher
         self._matcher = self._start.deep_copy()
         self._max_mask_s = max_mask_s
         self._slow_masks = 0
-        # Keep the array and its address: reading the address takes longer than copying a mask.
+        # The address is stored, too, as reading it takes longer than copying a mask.
         self._mask = np.empty(words, np.uint32)
         self._address, self._bytes = self._mask.ctypes.data, self._mask.nbytes
         self._accepted: list[int] = []
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        """Write the mask of allowed tokens. Raises ConstraintError and FormLimitError."""
+        """Write the mask of allowed tokens to ``row``. Raises ConstraintError, FormLimitError."""
         started_s = time.thread_time()
         self._take_in()
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
-        # Check first: the mask of a matcher with an error would allow the answer to end.
+        # An error is raised before the mask is used, as that would allow the answer to end.
         self._check("allows no token")
         self._slow_masks += time.thread_time() - started_s > self._max_mask_s
         if self._slow_masks > SLOW_MASKS_SPARED:
@@ -70,12 +70,12 @@ class GrammarConstraint:
         return True
 
     def accept(self, token_id: int) -> None:
-        """Note a token. If it is forbidden, the next mask raises an error."""
+        """Store a generated token. If the grammar forbids it, ``fill_mask`` raises an error."""
         self._accepted.append(token_id)
 
     @property
     def complete(self) -> bool:
-        """Whether the grammar allows no further token. Raises the errors of ``fill_mask``."""
+        """True if the grammar allows no further token. Raises the errors of ``fill_mask``."""
         self._take_in()
         return bool(self._matcher.is_stopped())
 
@@ -86,7 +86,7 @@ class GrammarConstraint:
         self._accepted.clear()
 
     def _check(self, fault: str) -> None:
-        """Raise the matcher's error, if any. fault: the message for errors that are no limits."""
+        """Raise the matcher's error, if any. ``fault`` is the message if no limit is the cause."""
         if self._matcher.is_error():
             self._grammar.is_spent = True
             limit = limit_of(self._matcher.get_error())
@@ -96,8 +96,8 @@ class GrammarConstraint:
         return GrammarConstraint(self._grammar, self._mask.size, self._max_mask_s, self._start)
 
     def after(self, token_ids: Sequence[int], max_s: float) -> "GrammarConstraint":
-        """Return a constraint on the text after these tokens. max_s: processor time for reading the
-        tokens. Raises UnfitBeginningError or GrammarError."""
+        """Return a constraint on the text after ``token_ids``, whose reading may take ``max_s`` of
+        processor time. Raises UnfitBeginningError or GrammarError."""
         start = self._start.deep_copy()
         ends_s = time.thread_time() + max_s
         # Read a few tokens per call: a call for all tokens would block other threads.
@@ -117,13 +117,13 @@ class TagWatch:
     """Finds a tag in a text that arrives in pieces."""
 
     def __init__(self, tag: bytes) -> None:
-        """tag: the tag's bytes, of which the first must occur only once."""
+        """The first byte of ``tag`` must occur only once in ``tag``."""
         self._tag = tag
         self.matched = 0
-        """Number of the tag's leading bytes with which the text ends now."""
+        """Number of bytes at the end of the text that are the beginning of the tag."""
 
     def feed(self, text: bytes) -> bool:
-        """Take in a piece of text. Return whether the tag is complete now."""
+        """Read the next piece of the text. Return True if the tag is complete now."""
         window = self._tag[: self.matched] + text
         if self._tag in window:
             return True
@@ -141,7 +141,7 @@ class LazyCalls:
     """Allows any text, but constrains each tool call from its opening tag to its end."""
 
     def __init__(self, call: GrammarConstraint, vocabulary: Vocabulary) -> None:
-        """call: the constraint on a call after its opening tag, including its closing tag."""
+        """``call`` constrains a call after its opening tag, up to and with its closing tag."""
         self._call = call
         self._vocabulary = vocabulary
         self._open = TagWatch(CALL_OPEN_TAG)
@@ -176,7 +176,7 @@ class Phase(Enum):
     BEGINNING = 0
     THINKING = 1
     BREAKING = 2
-    """The part between the closing tag of reasoning and the answer, for line breaks."""
+    """After the closing tag of reasoning, where line breaks may come before the answer."""
     SAYING = 3
 
 
@@ -185,8 +185,8 @@ START = {Channel.CONTENT: Phase.SAYING, Channel.REASONING: Phase.THINKING, None:
 
 class ReasoningConstraint:
     """Allows any reasoning, and forces its closing tag when the token budget is spent. After the
-    reasoning, the constraint ``answer`` applies, if given. If so, the reasoning cannot end the
-    answer, and the token that completes the closing tag cannot contain further text."""
+    reasoning, the constraint ``answer`` applies, if given. If so, no token can end the answer
+    within the reasoning, and the last token of the closing tag cannot contain further text."""
 
     def __init__(
         self,
@@ -195,14 +195,14 @@ class ReasoningConstraint:
         start: Channel | None,
         budget: int | None,
     ) -> None:
-        """budget: maximum number of reasoning tokens, except those of tags; None sets no limit."""
+        """``budget`` is the maximum number of reasoning tokens without tags. None is no limit."""
         self._answer = answer
         self._vocabulary = vocabulary
         self._start = start
         self._budget = budget
         self._phase = START[start]
         if answer is not None and vocabulary.open_id is None and start is None:
-            self._phase = Phase.SAYING  # an opening tag of several tokens looks like text
+            self._phase = Phase.SAYING  # a mask cannot allow an opening tag of several tokens
         self._begun = b""
         self._reasoning_tokens = 0
         self._close = TagWatch(CLOSE_TAG)

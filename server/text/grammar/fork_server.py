@@ -1,9 +1,9 @@
-"""The grammar worker: a process that forks a limited child for each constraint spec.
+"""The grammar worker: a process that forks a child, with limits, for each constraint spec.
 
-It reads frames from standard input and writes frames to standard output. A frame is a length as
-four big-endian bytes, and then content of this length. The first frame is the tokenizer's text,
-which is read once, as every child inherits the tokenizer. All other frames are JSON: the worker
-receives constraint specs, and sends estimates of their grammars' costs, in any order.
+The worker reads frames from standard input and writes frames to standard output. A frame is a
+length as four big-endian bytes, and then content of this length. The first frame is the tokenizer's
+text, which is read once, as every child inherits the tokenizer. All other frames are JSON. The
+worker gets constraint specs, and sends estimates of their grammars' costs, in any order.
 
 The kernel ends a child that exceeds its processor time. The worker ends a child that exceeds its
 memory or wall time. The worker has one thread, and never imports numpy, MLX or the engine."""
@@ -27,7 +27,7 @@ from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import deep_threads, new_matcher, try_matcher, warm_up
 from server.text.grammar.text import TokenizerFacts, grammar_text
 
-# The number of bytes in the unit of ``ru_maxrss``.
+# The number of bytes in one unit of ``ru_maxrss``.
 MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 
 
@@ -48,18 +48,18 @@ class CostEstimate:
     memory_bytes: int = 0
     """Peak memory that compiling the grammar takes."""
     refusal: str | None = None
-    """The reason why the grammar cannot be enforced, in words for clients; None if it can."""
+    """A text for clients that says why the grammar cannot be enforced, or None if it can."""
     param: str | None = None
     """The request's field that causes the refusal, or None."""
 
 
 def estimate_cost(spec_text: str, tokens: Tokens, max_mask_s: float) -> CostEstimate:
     """Compile a constraint spec in JSON, and try its grammar on the first tokens of some answers.
-    max_mask_s: processor time allowed for each token's mask."""
+    Each token's mask may take ``max_mask_s`` seconds of processor time."""
     spec = spec_of_json(spec_text)
     try:
         with deep_threads(1) as thread:
-            # Inherited memory pages count for a child once it reads them, so read them beforehand.
+            # A child's memory grows when it first reads inherited pages: read them beforehand.
             thread.submit(warm_up, tokens.engine).result()
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             grammar = thread.submit(_try_grammar, spec, tokens, max_mask_s).result()
@@ -77,11 +77,11 @@ def _try_grammar(spec: ConstraintSpec, tokens: Tokens, max_mask_s: float) -> str
 
 LENGTH = struct.Struct(">I")
 READ_BYTES = 65536
-# Interval at which the worker checks its children's memory and time.
+# Seconds between two checks of the children's memory and time.
 LOOK_S = 0.01
 OVER_TIME, OVER_MEMORY, DIED = "over_time", "over_memory", "died"
 STARVED = "starved"
-"""The end of a child that got too little processor time within its wall time."""
+"""Says that a child was ended after its wall time because it got too little processor time."""
 
 
 @dataclass(slots=True)
@@ -98,10 +98,10 @@ class Child:
 
 
 class ForkServer:
-    """Forks children and sends their cost estimates."""
+    """Forks a child for each request, and sends the child's cost estimate."""
 
     def __init__(self, source: int, sink: int, facts: TokenizerFacts) -> None:
-        """source, sink: file descriptors of the input and the output for frames."""
+        """Frames are read from the descriptor ``source`` and written to the descriptor ``sink``."""
         self._source = source
         self._sink = sink
         self._facts = facts
@@ -123,7 +123,7 @@ class ForkServer:
                 end_excess(child)
 
     def _receive(self) -> bool:
-        """Read requests and fork a child for each. Return False when the input is closed."""
+        """Read requests, and fork a child for each. Return False if the input has been closed."""
         read = os.read(self._source, READ_BYTES)
         self._received += read
         while len(self._received) >= LENGTH.size:
@@ -152,7 +152,7 @@ class ForkServer:
         self._selector.register(out, selectors.EVENT_READ)
 
     def _listen(self, out: int) -> None:
-        """Read a child's output. At the output's end, send the answer to the request."""
+        """Read a child's output. When the output has ended, send it as the request's answer."""
         child = self._children[out]
         data = os.read(out, READ_BYTES)
         child.output += data
@@ -177,7 +177,7 @@ class ForkServer:
 
 
 def run_child(request: dict[str, Any], tokens: Tokens, into: int) -> NoReturn:
-    """Estimate a constraint spec's cost in a child; write it to the file ``into``, and exit."""
+    """Estimate a spec's cost in a child, write it to the descriptor ``into``, and exit."""
     signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
     os.nice(request["nice"])
     with open(into, "wb") as sink:
@@ -214,8 +214,8 @@ def end_excess(child: Child) -> None:
 
 
 def main(facts: str) -> None:
-    """Run the worker. facts: TokenizerFacts as JSON."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
+    """Run the worker. ``facts`` are TokenizerFacts as JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C must only end the parent process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     ForkServer(sys.stdin.fileno(), sys.stdout.fileno(), TokenizerFacts(**json.loads(facts))).run()
 

@@ -1,4 +1,4 @@
-"""Errors of grammars, whose messages never quote the request."""
+"""Errors of grammars. Their messages never quote the request."""
 
 import re
 from collections.abc import Iterator
@@ -6,16 +6,16 @@ from contextlib import contextmanager
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be enforced. The message tells clients the schema keyword or limit."""
+    """Raised if a grammar cannot be enforced. The text names the schema keyword or the limit."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        """param: the request's field that causes the error."""
+        """``param`` is the field of the request that causes the error."""
         super().__init__(message)
         self.param = param
 
 
 class UnfitBeginningError(ValueError):
-    """A grammar that does not allow the text with which the client has begun the answer."""
+    """Raised if a grammar forbids the text with which the client has begun the answer."""
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def errors_of(param: str) -> Iterator[None]:
         raise
 
 
-# Patterns of llguidance's messages, and fixed words for clients. The first match counts.
+# Patterns of llguidance's messages, each with a text for clients. The first match counts.
 MEANINGS = (
     (r"^NoExtension", "no answer can satisfy it"),
     (r"oneOf", "oneOf is not supported where more than one branch may match; anyOf is"),
@@ -45,7 +45,7 @@ MEANINGS = (
     (r"[Rr]egex|Regex", "a pattern cannot be used"),
     (r"nested|recursion", "it is nested too deeply"),
 )
-# Patterns of llguidance's messages about limits, and fixed words for clients.
+# Patterns of llguidance's messages about limits, each with a text for clients.
 LIMITS = (
     (r"items; max is|Too many items", "it leaves too many ways to go on at once"),
     (r"too (large|big|complex|many)|limit|fuel", "it is too large"),
@@ -53,12 +53,12 @@ LIMITS = (
 
 
 def meaning(complaint: str) -> str:
-    """Translate llguidance's message, which may quote the request, to fixed words."""
+    """Translate llguidance's message, which may quote the request, to a fixed text."""
     return _translate(complaint, MEANINGS) or limit_of(complaint) or "it is not valid"
 
 
 def limit_of(complaint: str) -> str | None:
-    """Translate llguidance's message about a limit; return None for any other message."""
+    """Translate llguidance's message about a limit. Return None for any other message."""
     return _translate(complaint, LIMITS)
 
 

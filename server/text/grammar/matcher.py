@@ -1,4 +1,4 @@
-"""Compile a grammar's text into llguidance's matcher, within limits of time and memory."""
+"""Compiles a grammar's text into llguidance's matcher, within limits of time and memory."""
 
 import json
 import math
@@ -11,13 +11,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from server.text.grammar.grammar_errors import GrammarError, meaning
 
-# Stack of a thread that runs llguidance, which recurses along references and rules.
+# Stack size of threads that run llguidance, which recurses along references and rules.
 STACK_BYTES = 256 * 1024**2
-# Limit of the lexer's states, which all answers share. Real schemas and tools need up to 3000.
+# Limit of a grammar's lexer states, which all its answers share. Real schemas need up to 3000.
 MAX_LEXER_STATES = 8192
-# Memory of the lexer's states: measured 512 bytes per state of a hard pattern.
+# Memory for a grammar's lexer states. A state of a hard pattern took 512 bytes in a measurement.
 LEXER_BYTES = MAX_LEXER_STATES * 512
-# The trial of a grammar reads short answers from several first tokens, and some long answers.
+# A trial of a grammar reads 16 answers of 4 tokens, and 4 answers of 16 tokens.
 TRIED_BEGINNINGS, SHORT_TOKENS = 16, 4
 TRIED_ANSWERS, LONG_TOKENS = 4, 16
 FIRST_GRAMMAR = json.dumps({"grammars": [{"json_schema": {"type": "object"}}]})
@@ -32,8 +32,8 @@ def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
 
 
 def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -> None:
-    """Try a grammar on the first tokens of some fixed answers. max_mask_s: processor time for each
-    token's mask. Raises GrammarError if the grammar reaches a limit."""
+    """Try a grammar on the first tokens of some fixed answers. Raises GrammarError if the grammar
+    reaches a limit, such as ``max_mask_s`` of processor time for a token's mask."""
     rng = random.Random(0)  # noqa: S311
     mask = _mask(matcher)
     letters = [token for byte in range(256) for token in tokenizer.tokenize_bytes(bytes([byte]))]
@@ -45,7 +45,7 @@ def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -
 
 
 def warm_up(tokenizer: LLTokenizer) -> None:
-    """Allocate the memory that a process takes only once, with its first grammar."""
+    """Allocate the memory that llguidance allocates once per process, for the first grammar."""
     try_matcher(tokenizer, new_matcher(tokenizer, FIRST_GRAMMAR), math.inf)
 
 
@@ -79,7 +79,7 @@ def deep_threads(count: int) -> ThreadPoolExecutor:
 
 
 def _mask(matcher: LLMatcher) -> bytes:
-    """Return a mask with one bit per token, set if allowed. Raises GrammarError if no bit is."""
+    """Return a mask with one bit per token, set if allowed. Raises GrammarError on failure."""
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if matcher.is_error():
         raise GrammarError(meaning(matcher.get_error()))

@@ -1,4 +1,4 @@
-"""Reduce a JSON Schema to the keywords that llguidance enforces, or refuse the schema.
+"""Reduces a JSON Schema to the keywords that llguidance enforces, or refuses the schema.
 
 llguidance ignores unknown keywords. So every keyword that could constrain an answer is either
 supported or refused by name. Only keywords that do not constrain answers are dropped."""
@@ -32,7 +32,7 @@ def check_patterns(schema: Any) -> None:
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield the schema and all objects in it, including those that map names to schemas."""
+    """Yield the schema and all objects inside it, even those that map names to schemas."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -44,14 +44,14 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Counter:
-    """Counts the patterns that one value must match, visiting each part of a schema once."""
+    """Counts the patterns that one value must match. Visits each part of a schema once."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: dict[int, int] = {}
 
     def count(self, schema: Any) -> int:
-        """Count the patterns that a part of the schema and its $ref require of one value."""
+        """Count the patterns that one value must match, in a part of the schema and its $ref."""
         chain = []
         # References may form chains as long as the schema, so follow them without recursion.
         while isinstance(schema, dict) and id(schema) not in self._known:
@@ -116,7 +116,7 @@ REFUSED = frozenset(
         "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
     }
 )  # fmt: skip
-# Values with which a refused keyword constrains nothing: schema generators write such values.
+# With these values a refused keyword constrains nothing. Schema generators write such values.
 ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -131,7 +131,7 @@ FORMATS = frozenset(
         "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
     }
 )  # fmt: skip
-# Formats of JSON Schema that are refused. Unknown formats are ignored: they are only comments.
+# Formats of JSON Schema that are refused. Unknown formats count as comments, and are ignored.
 REFUSED_FORMATS = frozenset(
     {
         "idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex",
@@ -146,14 +146,14 @@ PROPERTIES = frozenset({"properties", "patternProperties"})
 LITERALS = frozenset({"const", "enum", "required"})
 SUBSCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
 SUBSCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-# The largest number: llguidance computes in float64, which is exact up to here.
+# The largest allowed number. llguidance computes in float64, which is exact up to here.
 LARGEST_EXACT = 2**53
-# The difference that turns an exclusive bound into an inclusive one, and the largest such bound.
+# An exclusive bound of at most LARGEST_CLOSED becomes an inclusive bound that differs by BESIDE.
 BESIDE = 1e-9
 LARGEST_CLOSED = 10**6
 # Control characters that llguidance can write in strings.
 WRITABLE_CONTROLS = frozenset("\b\f\n\r\t")
-# Limits: llguidance recurses, and takes time with the square of the number of properties.
+# Limits, since llguidance recurses, and takes time with the square of the number of properties.
 MAX_DEPTH = 50
 MAX_SUBSCHEMAS = 5000
 MAX_PROPERTIES = 1000
@@ -165,7 +165,7 @@ Schema = dict[str, Any] | bool
 
 
 def check_schema(schema: Any) -> dict[str, Any]:
-    """Return the schema with only those keywords that are enforced. Raises GrammarError."""
+    """Return the schema with only the keywords that are enforced. Raises GrammarError."""
     cleaned = _Checker().clean(schema, 0)
     if cleaned is False:
         raise GrammarError("no answer can satisfy it")
@@ -203,7 +203,7 @@ class _Checker:
             cleaned.pop("format", None)
         _close_bounds(cleaned)
         if cleaned.get("minProperties", 0) > len(set(cleaned.get("required", ()))) + 1:
-            # llguidance does not see that two additional names may be equal.
+            # llguidance does not consider that two additional properties may have one name.
             raise GrammarError("minProperties is supported up to one more than are required")
         return cleaned
 
@@ -225,7 +225,7 @@ def _close_bounds(schema: dict[str, Any]) -> None:
         ("maximum", "exclusiveMaximum", -1),
     ):
         bound = schema.pop(exclusive, False)
-        if bound is True:  # draft 4: true makes the other keyword exclusive
+        if bound is True:  # in draft 4, true makes the other bound exclusive
             bound = schema.pop(inclusive, False)
         if bound is False:
             continue
@@ -294,5 +294,5 @@ def _check_literal(keyword: str, value: Any, depth: int) -> None:
 
 
 def is_control(character: str) -> bool:
-    """Return whether JSON can write a character only as a numeric escape."""
+    """Return True if JSON can contain a character only as a numeric escape."""
     return (character < " " or character == "\x7f") and character not in WRITABLE_CONTROLS

@@ -1,4 +1,4 @@
-"""Write a constraint spec for llguidance, as a list of grammars that refer to each other."""
+"""Writes a constraint spec for llguidance, as a list of grammars that refer to each other."""
 
 import json
 import re
@@ -25,39 +25,39 @@ class TokenizerFacts:
     stop_ids: list[int]
     """Ids of tokens that end an answer."""
     tags: dict[str, list[int]]
-    """Token ids of each tag around calls."""
+    """``{tag around calls: token ids of the tag}``."""
     names: dict[str, int]
-    """Ids of added tokens by the names that grammars use for them."""
+    """``{name of an added token in grammars: id of the token}``."""
 
 
 Grammar = dict[str, Any]
 # White space between parts of JSON: nothing, one blank, or a line break with up to 24 blanks. It is
 # limited because an uncertain model could write endless white space.
 WHITE_SPACE = r"[\x20\x09]|\r?\n[\x20\x09]{0,24}"
-# Escapes allowed in JSON: \u is missing, as llguidance does not recognise keys written with it.
+# Letters of escapes allowed in JSON. "u" is missing: llguidance does not recognise keys with \u.
 ESCAPES = 'nrbtf\\"'
 JSON_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "json_allowed_escapes": ESCAPES}
-# Rule attributes that llguidance ignores, or that retract text. These patterns never backtrack far.
+# Matches attributes of rules that llguidance ignores, or that take back generated text.
 REFUSED_ATTRIBUTES = re.compile(r"\[[^\[\]\n]*\b(temperature|max_tokens|stop)\b\s*=")
 DEFINITION = re.compile(
     r"^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\[[^\]\n]*\])?[ \t]*(?::|::=)", re.MULTILINE
 )
-# A literal in a grammar. A literal without an end takes the rest of its line.
+# Matches a literal in a grammar. A literal without an end takes the rest of its line.
 LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])*/?')
 LITERAL_OR_NAME = re.compile(rf"{LITERAL.pattern}|<[^<>\s]+>")
-# Blank lines are removed: the GBNF converter scans from every line break to the next text.
+# Blank lines are removed, as the GBNF converter scans from every line break to the next text.
 BLANK_LINES = re.compile(r"\n\s*\n")
 LINE = "\n"
-# A terminal for any text without a tag that could end a value.
+# A Lark terminal for any text without a tag that could end a value.
 NO_TAG = r"NO_TAG: /(?s:.*)/ & ~/(?s:.*)<(\/?parameter|function=)(?s:.*)/"
-# A terminal for any text that is no call in Llama's format.
+# A Lark terminal for any text that is no call in Llama's format.
 NO_CALL = r"NO_CALL: /\s*[^{\s](?s:.*)/ & ~/\s*<\|python_tag(?s:.*)/"
 NAME = r"NAME: /[A-Za-z_][A-Za-z0-9_]*/"
-# Maximum number of calls: a model that must call might never stop by itself.
+# Maximum number of calls in an answer. A model that must call might never stop by itself.
 MAX_CALLS = 32
 # Limit of a grammar's rules: converting GBNF takes time with the square of their number.
 MAX_RULES = 500
-# By call format, the key of a call's arguments, and the text around a call.
+# ``{call format: (key of a call's arguments, text before and after a call)}``.
 JSON_CALLS = {ToolFormat.HERMES: ("arguments", LINE), ToolFormat.LLAMA: ("parameters", "")}
 ANY_OBJECT = {"type": "object"}
 
@@ -86,7 +86,7 @@ def grammar_text(spec: ConstraintSpec, facts: TokenizerFacts) -> str:
 
 
 def output_grammar(output: OutputFormat, facts: TokenizerFacts) -> Grammar:
-    """Write the grammar of an answer that is no call. Raises GrammarError."""
+    """Write the grammar of an answer without tool calls. Raises GrammarError."""
     value = output.value
     match output.kind:
         case "json_object":
@@ -110,7 +110,7 @@ def _json(schema: dict[str, Any]) -> Grammar:
 
 
 def _text(value: Any) -> str:
-    """Check that a value is a text that is not empty and can be encoded. Raises GrammarError."""
+    """Return ``value``. Raises GrammarError unless it is a text, not empty, and can be encoded."""
     if not isinstance(value, str) or not value:
         raise GrammarError("it must be a text")
     try:
@@ -163,8 +163,8 @@ class CallGrammar:
     def add_calls(
         self, tools: dict[str, dict[str, Any]], tool_format: ToolFormat, opened: bool
     ) -> None:
-        """Add the rule ``call`` for one call of any tool. tools: schemas of the arguments, by tool
-        name. opened: whether the opening tag is already written. Raises GrammarError."""
+        """Add the rule ``call`` for one call of any tool. ``tools`` is ``{name: schema of the
+        arguments}``. If ``opened``, the opening tag is already written. Raises GrammarError."""
         is_bare = tool_format is ToolFormat.LLAMA
         before = "" if opened or is_bare else self._tag(CALL_OPEN)
         after = "" if is_bare else self._tag(CALL_CLOSE)
@@ -182,12 +182,12 @@ class CallGrammar:
         return f"@{name}"
 
     def text(self, start: str) -> str:
-        """Return the whole grammar as text. start: the body of the rule ``start``."""
+        """Return the whole grammar as text. ``start`` is the body of the rule named start."""
         lark = "\n".join([f"start: {start}", *self.rules])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *self.parts]})
 
     def _tag(self, tag: str) -> str:
-        """Return a tag for use in a rule, as one token if the tokenizer has a token for the tag."""
+        """Return a tag for a rule, as one token if the tokenizer has a token for the tag."""
         ids = self.tag_tokens[tag]
         return f"<[{ids[0]}]>" if len(ids) == 1 else lark_string(tag)
 
@@ -207,7 +207,7 @@ class CallGrammar:
         self.rules.append(f"{rule}: {' '.join(parts)}")
 
     def _add_parameter(self, rule: str, parameter: Parameter) -> str:
-        """Add a parameter's rule. Return the rule's name with its repetition ("", "?" or "*")."""
+        """Add a parameter's rule. Return the rule's name, with "?" or "*" for its repetition."""
         if NO_TAG not in self.rules:
             self.rules += [NO_TAG, NAME]
         close = lark_string(f"{LINE}</parameter>{LINE}")
@@ -229,7 +229,7 @@ class CallGrammar:
 
 
 def _arguments(tool: Tool, enforced: bool) -> dict[str, Any]:
-    """Return the schema for a tool's arguments: any object, unless the tool's must be enforced."""
+    """Return the schema that a tool's arguments must match: any object unless enforced."""
     if tool.parameters is None or not (enforced or tool.strict):
         return ANY_OBJECT
     schema = check_schema(tool.parameters)

@@ -1,4 +1,4 @@
-"""The tokenizer as constraints need it: llguidance's form, ids of tags, masks of allowed tokens."""
+"""Converts a tokenizer to llguidance's form, ids of tags, and masks of allowed tokens."""
 
 import json
 from collections.abc import Iterable
@@ -19,14 +19,14 @@ LINE_BREAKS = ("\n", "\n\n")
 
 
 class VocabularyError(ValueError):
-    """A tokenizer that llguidance cannot read."""
+    """Raised if llguidance cannot read a tokenizer."""
 
 
 class Vocabulary:
-    """The tags' tokens, and masks of allowed tokens, of one tokenizer."""
+    """The tokens of tags, and masks of allowed tokens, for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, size: int, stop_ids: frozenset[int]) -> None:
-        """size: number of the model's logits. stop_ids: ids of tokens that end an answer."""
+        """``size`` is the number of the model's logits. A token in ``stop_ids`` ends an answer."""
         self.size = size
         self.stop_ids = frozenset(i for i in stop_ids if i < tokenizer.vocab_size)
         self._tokenizer = tokenizer
@@ -52,7 +52,7 @@ class Vocabulary:
         rest = text[end:]
         for token in added:
             name = f"\ue000{token['id']}\ue001"
-            # Some tokenizers list added tokens among the ordinary tokens, too.
+            # Some tokenizers also list added tokens among the ordinary tokens.
             own = json.dumps(token["content"], ensure_ascii=False)
             rest = rest.replace(f"{own}:{token['id']}", f'"{name}":{token["id"]}', 1)
             token |= {"content": name, "special": True}
@@ -60,7 +60,7 @@ class Vocabulary:
 
     @property
     def names(self) -> dict[str, int]:
-        """Ids of added tokens by their texts."""
+        """``{text of an added token: id of the token}``."""
         added = self._tokenizer.fast.get_added_tokens_decoder()
         return {token.content: token_id for token_id, token in added.items()}
 
@@ -70,24 +70,24 @@ class Vocabulary:
 
     @cached_property
     def thinking_masks(self) -> list[np.ndarray]:
-        """Masks within reasoning, by the number of the closing tag's bytes already written."""
+        """Masks for tokens within reasoning. Mask n is for n written bytes of the closing tag."""
         return self._masks_before(CLOSE.encode(), may_stop=False)
 
     @cached_property
     def calling_masks(self) -> list[np.ndarray]:
-        """Masks outside calls, by the number of the opening tag's bytes already written."""
+        """Masks for tokens outside calls. Mask n is for n written bytes of the opening tag."""
         return self._masks_before(CALL_OPEN.encode(), may_stop=True)
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a tag: only one id if the tag is a token."""
+        """Return the token ids of a tag. There is only one id if the tag is a token."""
         return tuple(self._tokenizer.fast.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         return self._tokenizer.token_bytes(token_id)
 
     def _masks_before(self, tag: bytes, *, may_stop: bool) -> list[np.ndarray]:
-        """Return masks of the tokens that contain no text after the tag: mask n, uint32
-        ``[words]``, if n of the tag's bytes are written. The tag must not repeat its first byte."""
+        """Return masks that forbid tokens with text after the tag. Mask n, uint32 ``[words]``, is
+        for n written bytes of the tag. The tag must not repeat its first byte."""
         texts = [self.token_bytes(i) for i in range(self._tokenizer.vocab_size)]
         free = np.zeros(self.words * WORD_BITS, bool)
         free[: len(texts)] = True
@@ -106,7 +106,7 @@ class Vocabulary:
 
 
 class GrammarTokenizer:
-    """A tokenizer in llguidance's form. Building a large one blocks other threads for a second."""
+    """A tokenizer in llguidance's form. Making a large one blocks other threads for a second."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         text = vocabulary.engine_text()
@@ -122,6 +122,6 @@ class GrammarTokenizer:
 
 
 def set_bits(row: np.ndarray, ids: Iterable[int]) -> None:
-    """Allow more tokens in a mask."""
+    """Allow the tokens ``ids``, too, in the mask ``row``."""
     for i in ids:
         row[i // WORD_BITS] |= np.uint32(1 << i % WORD_BITS)

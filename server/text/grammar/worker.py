@@ -1,4 +1,4 @@
-"""Let another process, the worker, estimate a grammar's cost before this process compiles it.
+"""Makes another process, the worker, estimate a grammar's cost before this process compiles it.
 
 Two queues keep simple constraint specs from waiting for specs that take seconds to compile::
 
@@ -31,16 +31,16 @@ from server.text.grammar.fork_server import (
 from server.text.grammar.text import TokenizerFacts
 
 MAX_SPEC_BYTES = 256 * 1024
-# Maximum numbers of specs in each queue: of those that run at once, and of those that wait.
+# Number of specs in each queue that may run at the same time, and number that may wait.
 QUICK_AT_ONCE, QUICK_WAITING = 2, 64
 SLOW_AT_ONCE, SLOW_WAITING = 1, 8
 QUICK_CPU_S = 0.1
-# Limits of wall time: for waiting in a queue, and then for the estimate in each queue.
+# Limits of wall time for the wait in a queue, and for the estimate in the quick and slow queue.
 TURN_LIMIT_S = 20.0
 QUICK_WALL_S, SLOW_WALL_S = 2.0, 20.0
 # Nice values of the worker's children, so that the engine gets processor time first.
 QUICK_NICE, SLOW_NICE = 5, 15
-# An idle worker ends after this time; the next spec starts another worker.
+# An idle worker ends after this many seconds. The next spec starts another worker.
 IDLE_S = 60.0
 COMMAND = (sys.executable, "-P", "-m", "server.text.grammar.fork_server")
 
@@ -52,7 +52,7 @@ class GrammarLimits:
     """Limits of the time and memory that grammars take."""
 
     max_compile_s: float
-    """Processor time for compiling a grammar, and for reading a client's beginning of an answer."""
+    """Processor time for compiling a grammar, or for reading an answer that a client has begun."""
     max_spec_bytes: int = MAX_SPEC_BYTES
     max_memory_bytes: int = 32 * 1024**2
     """Limit of the memory of one grammar."""
@@ -68,11 +68,11 @@ class GrammarLimits:
 
 
 class WorkerBusyError(Exception):
-    """The worker has no room for a constraint spec now."""
+    """Raised if the worker has no room for a constraint spec now."""
 
 
 class GrammarWorker:
-    """Lets a worker process, which runs while needed, estimate costs. Belongs to one event loop."""
+    """Gets estimates of costs from a worker process, which it starts and ends as needed."""
 
     def __init__(self, tokenizer: bytes, facts: TokenizerFacts, limits: GrammarLimits) -> None:
         self._tokenizer = tokenizer
@@ -141,7 +141,7 @@ class _Queue:
     """A queue of constraint specs that run or wait."""
 
     def __init__(self, at_once: int, waiting: int, cpu_s: float, wall_s: float, nice: int) -> None:
-        """cpu_s, wall_s: limits of processor time and wall time for each spec."""
+        """``cpu_s`` and ``wall_s`` limit the processor time and the wall time of each spec."""
         self.cpu_s = cpu_s
         self.wall_s = wall_s
         self.nice = nice
@@ -172,7 +172,7 @@ class _Queue:
 
 
 class _Process:
-    """A running worker (fork server), and the requests that it has not answered yet."""
+    """A running worker process (fork server), and the requests that it has not answered yet."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -182,7 +182,7 @@ class _Process:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last_number = 0
         self.is_over = False
-        """Whether the worker takes no more requests."""
+        """True if the worker takes no more requests."""
         self._idle: asyncio.TimerHandle | None = None
         self._listening = asyncio.create_task(self._listen())
 
@@ -215,19 +215,19 @@ class _Process:
         await self._listening
 
     def _end(self) -> None:
-        """Close the worker's input, so that the worker ends."""
+        """Close the worker's input, which makes the worker end."""
         self._rest()
         self.is_over = True
         self._into.close()
 
     def _rest(self) -> None:
-        """Cancel the end that was scheduled when the worker became idle."""
+        """Cancel the end of the worker, which is scheduled whenever the worker becomes idle."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
 
     async def _listen(self) -> None:
-        """Deliver the worker's answers until it ends; drop answers to cancelled requests."""
+        """Deliver the worker's answers until the worker ends. Drop those to cancelled requests."""
         with suppress(asyncio.IncompleteReadError):
             while True:
                 (length,) = LENGTH.unpack(await self._out.readexactly(LENGTH.size))

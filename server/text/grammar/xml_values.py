@@ -1,7 +1,7 @@
-"""Write grammars for the values in Qwen3-Coder's calls, from each parameter's schema.
+"""Writes grammars for the values in Qwen3-Coder's calls, from each parameter's schema.
 
 Strings are written without quotes, all other values as JSON. If a schema allows strings and other
-values, text that is JSON of another allowed type is no string (see ``argument_types``)."""
+types, a text that is JSON of another allowed type has that type (see ``argument_types``)."""
 
 import json
 import re
@@ -31,7 +31,7 @@ READS_AS = {
     "object": SPACE + r"\{(?s:.*)",
     "array": SPACE + r"\[(?s:.*)",
 }
-# Regular expressions for writing a value of each type where a string is allowed, too.
+# The regular expression for a value of each type, in a place where a string is allowed, too.
 SCALARS = {
     "number": r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?",
     "integer": r"-?(0|[1-9][0-9]{0,14})",
@@ -49,7 +49,7 @@ class RawText:
     """A value without quotes: a string, or a scalar of another type where strings are allowed."""
 
     terms: tuple[str, ...]
-    """Lark terminals, all of which the value must match."""
+    """Lark terminals. The value must match all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Parameter:
     """One parameter of a tool, as a call may contain it."""
 
     name: str | None
-    """The parameter's name; None allows any name."""
+    """The parameter's name. None allows any name."""
     times: Literal["", "?", "*"]
     """How often the parameter may occur: once, at most once, or any number of times."""
     values: list[ValueGrammar]
@@ -103,7 +103,7 @@ def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
 
 
 def _distinguish(forms: list[ValueGrammar], root: dict[str, Any]) -> list[ValueGrammar]:
-    """Make a value's alternatives exclusive: text that is JSON of an alternative is no string."""
+    """Exclude from the strings all texts that are JSON of another alternative for the value."""
     if all(isinstance(form, JsonText) for form in forms):
         return [_json_text(form, root) for form in forms if isinstance(form, JsonText)]
     values: list[ValueGrammar] = [form for form in forms if isinstance(form, RawText)]
@@ -184,7 +184,7 @@ def _resolve(reference: str, root: Any, depth: int) -> dict[str, Any]:
 
 
 def _terms(schema: dict[str, Any], root: dict[str, Any], depth: int) -> list[str]:
-    """Write Lark terminals, all of which a string of this schema must match."""
+    """Write Lark terminals for a schema. A string of this schema must match all of them."""
     terms = []
     for keyword in BRANCHES:
         if keyword in schema:
@@ -209,7 +209,7 @@ def lark_string(text: str) -> str:
 
 
 def _whole(pattern: str) -> str:
-    """Turn a pattern that may match anywhere into one for the whole text. Raises GrammarError."""
+    """Turn a pattern that may match any part of a text into one for a whole text."""
     inner = pattern.removeprefix("^")
     begins = inner != pattern
     ends = inner.endswith("$") and not inner.endswith("\\$")
