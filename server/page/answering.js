@@ -1,4 +1,4 @@
-// Asks the server for one answer, and writes the answer's text and figures into a turn.
+// Requests one answer from the server, and stores the answer's text and figures in a turn of the conversation.
 
 import { ask, events } from "./api.js";
 import { messagesOf, readFacts } from "./conversation.js";
@@ -9,7 +9,7 @@ export class Answering {
   #first = null;
   #newest = null;
 
-  // turns: earlier turns. look(): returns the newest memory map, or null. loads: whether the model must load first.
+  // turns are the earlier turns. look() returns the newest memory map, or null. loads: the model must be loaded first.
   constructor({ system, sampling, model }, turns, question, { look, loads }) {
     const { thinking = true, ...numbers } = sampling;
     this.look = look;
@@ -42,7 +42,7 @@ export class Answering {
     this.#abort.abort();
   }
 
-  // Calls onChange for each new piece of the answer. Raises ServerError, and AbortError after stop().
+  // Reads the whole answer, and calls onChange for each piece. Throws ServerError, and AbortError after stop().
   async run(onChange) {
     try {
       const response = await ask("/v1/chat/completions", { body: this.body, signal: this.#abort.signal });
@@ -77,7 +77,7 @@ export class Answering {
     turn.answer += content;
   }
 
-  // Notes how many other sequences run on the server at most while this answer is made.
+  // Stores the largest number of other sequences that run on the server during this answer.
   #lookAround() {
     const { facts } = this.turn;
     const map = this.look();

@@ -1,4 +1,4 @@
-// Sends requests with this tab's API key, and turns server-sent events into objects and errors into sentences.
+// Sends requests with this tab's API key. Turns server-sent events into objects, and errors into sentences.
 
 import { FIELDS } from "./conversation.js";
 
@@ -27,7 +27,7 @@ export class ServerError extends Error {
   }
 }
 
-// Reads the tab's session storage. If the browser forbids storage, each load of the page starts without old values.
+// Reads the tab's session storage. If the browser forbids it, returns null, as if nothing had been stored.
 export function readTab(name) {
   try {
     return sessionStorage.getItem(name);
@@ -56,7 +56,7 @@ export function onKeyNeeded(listener) {
   askForKey = listener;
 }
 
-// Sends a request. Raises ServerError, or AbortError once the signal aborts.
+// Sends a request. Throws ServerError, or AbortError once the signal aborts.
 export async function ask(path, { body = null, signal = null } = {}) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const options = { headers, signal, cache: "no-store", credentials: "omit" };
@@ -83,7 +83,7 @@ export async function askJson(path, options) {
   return (await ask(path, options)).json();
 }
 
-// Yields the objects of server-sent events. Raises an error for a stream without [DONE] at its end.
+// Yields the objects of server-sent events. Throws an error if the stream does not end with [DONE].
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -107,7 +107,7 @@ export async function* events(response) {
   }
 }
 
-// Returns a function that starts polling, which pauses while the page is hidden. askOnce: sends one request and
+// Returns a function that starts polling, which pauses while the page is hidden. askOnce() sends one request, and
 // resolves to the milliseconds until the next request, or to null to end polling.
 export function poll(askOnce) {
   let timer = null;
@@ -138,7 +138,7 @@ export function describe(error) {
   const meaning = MEANINGS[error.code] ?? describeField(error) ?? error.message;
   if (error.retryAfter === null) return meaning;
   const unit = error.retryAfter === 1 ? "second" : "seconds";
-  // The server's text says only "later", so the page replaces it by the number of seconds.
+  // The server's text only says "later", so the page replaces that word by the number of seconds.
   return `${meaning.replace(/; try again later\.$/, ".")} Try again in ${error.retryAfter} ${unit}.`;
 }
 

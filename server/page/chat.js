@@ -1,4 +1,4 @@
-// The open conversation: shows its turns, sends the text of the input box, and asks edited questions again.
+// The open conversation: shows its turns, sends the text of the input box, and sends edited questions again.
 
 import { describe, ServerError } from "./api.js";
 import { Answering } from "./answering.js";
@@ -8,7 +8,7 @@ import { Answer, isSendKey, Question } from "./messages.js";
 
 const NEAR_END_PX = 80;
 const KEPT_EVERY_MS = 2000;
-// Factor on the time that drawing took: the page waits this long before it draws again, to stay responsive.
+// After drawing, the page waits this many times as long as the drawing took, so that it stays responsive.
 const REST = 4;
 
 const messages = at("messages");
@@ -23,8 +23,8 @@ export class Chat {
   #drawAfter = 0;
   #keptAt = 0;
 
-  // onChange(conversation): stores the conversation. onTurns(conversation): called when other turns are shown.
-  // look, loads(): see Answering. describeWait(): returns the reason for a slow first token.
+  // onChange(conversation) stores the conversation. onTurns(conversation) is called when other turns are shown.
+  // look and loads() are for Answering. describeWait() returns the reason for a slow first token.
   constructor({ onChange, onTurns, look, loads, describeWait }) {
     Object.assign(this, { onChange, onTurns, look, loads, describeWait });
     at("composer").addEventListener("submit", (event) => {
@@ -81,7 +81,7 @@ export class Chat {
     if (!text || this.isBusy) return;
     prompt.value = "";
     fitPrompt();
-    // Remove the displayed messages of an unanswered question, which is no turn of the conversation.
+    // A question without an answer is shown, but is no turn of the conversation. It is removed here.
     if (this.#views.length > this.conversation.turns.length) this.#drawAll();
     this.#ask(text, []);
   }
@@ -95,7 +95,7 @@ export class Chat {
     if (turns.length) this.#askAgain(turns.length - 1, turns.at(-1).question);
   }
 
-  // Asks a question in place of an earlier turn. That turn and later ones are dropped once the answer begins.
+  // Sends a question in place of an earlier turn. That turn and later ones are deleted once the answer begins.
   #askAgain(place, text) {
     if (this.isBusy) return false;
     const dropped = this.conversation.turns.splice(place);
@@ -143,7 +143,7 @@ export class Chat {
     if (now - this.#keptAt > KEPT_EVERY_MS) this.#keep(conversation, answering.turn);
     if (this.#drawing || this.#answering !== answering) return;
     this.#drawing = true;
-    // Draw at most once per animation frame, and less often if drawing is slow.
+    // The answer is drawn at most once per animation frame, and less often if drawing is slow.
     setTimeout(() => requestAnimationFrame(() => this.#draw(answering, view)), Math.max(0, this.#drawAfter - now));
   }
 

@@ -1,4 +1,4 @@
-// A conversation: settings, and turns of a question and an answer each. Stored and imported conversations are
+// A conversation has settings, and turns with a question and an answer each. Stored and imported conversations are
 // untrusted: known fields are checked one by one, and unknown fields are dropped.
 
 const MOST_TURNS = 2000;
@@ -8,7 +8,7 @@ const NAME_CHARS = 200;
 const ENDS = new Set(["stop", "length", "stopped", "error", "tool_calls"]);
 const REASONS = new Set(["never_cached", "evicted", "state_evicted", "no_state"]);
 
-// Settings of sampling that are numbers, with the limits and the step of their input fields.
+// The numbers among the settings of sampling, with the limits and the steps of their input fields.
 export const FIELDS = [
   { name: "temperature", label: "Temperature", least: 0, most: 2, step: 0.05 },
   { name: "top_p", label: "Top p", least: 0.01, most: 1, step: 0.01 },
@@ -20,7 +20,7 @@ export const FIELDS = [
 
 export class NotAConversation extends Error {}
 
-// Makes 32 random hexadecimal digits, since crypto.randomUUID needs a secure context.
+// Returns 32 random hexadecimal digits. crypto.randomUUID would need a secure context (HTTPS).
 export function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
@@ -34,7 +34,7 @@ export function titleOf(question) {
   return line.length > TITLE_CHARS ? `${line.slice(0, TITLE_CHARS - 1)}…` : line;
 }
 
-// Returns the messages of a request. Turns without an answer are left out.
+// Returns the messages of a request for an answer. Turns without an answer are left out.
 export function messagesOf(system, turns, question) {
   const messages = system.trim() ? [{ role: "system", content: system }] : [];
   for (const turn of turns) {
@@ -44,7 +44,7 @@ export function messagesOf(system, turns, question) {
   return [...messages, { role: "user", content: question }];
 }
 
-// Checks a conversation and returns its known fields. Raises NotAConversation.
+// Checks a conversation and returns its known fields. Throws NotAConversation.
 export function readConversation(value) {
   const text = (given) => {
     if (typeof given !== "string") throw new NotAConversation();
@@ -73,7 +73,7 @@ export function readConversation(value) {
   return conversation;
 }
 
-// Returns the valid settings of sampling. The server's defaults apply in place of all others.
+// Returns the valid settings of sampling. The server's defaults replace missing and invalid settings.
 export function readSampling(value) {
   const sampling = {};
   for (const { name, least, most, step } of FIELDS) {
@@ -85,7 +85,7 @@ export function readSampling(value) {
   return sampling;
 }
 
-// Reads the figures of a turn: unknown figures become null, and times are in seconds.
+// Returns the known figures of a turn. Most invalid figures become null. Times are in seconds.
 export function readFacts(value) {
   if (typeof value !== "object" || value === null) return null;
   const number = (given) => (Number.isFinite(given) && given >= 0 ? given : null);

@@ -12,7 +12,7 @@ export class Conversations {
   #current = null;
   #changing = null;
 
-  // onOpen(conversation): shows a conversation.
+  // onOpen(conversation) shows a conversation.
   constructor(onOpen) {
     this.onOpen = onOpen;
     at("new-chat").addEventListener("click", () => this.begin());
@@ -32,7 +32,7 @@ export class Conversations {
       this.#changing.title = at("actions-name").value.trim();
       this.keep(this.#changing);
     });
-    // Show the list again, since another tab may have changed it.
+    // The list is shown again on focus, since another tab may have changed the conversations.
     window.addEventListener("focus", () => this.show());
   }
 
@@ -88,7 +88,7 @@ export class Conversations {
   }
 
   async #change(id) {
-    // Use the open conversation itself, which may be newer than its stored copy.
+    // The open conversation may be newer than its stored copy.
     this.#changing = id === this.#current.id ? this.#current : await this.#store.get(id);
     if (!this.#changing) return;
     at("actions-name").value = this.#changing.title;

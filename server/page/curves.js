@@ -9,7 +9,7 @@ const GAP_S = 5;
 const HEIGHT = 168;
 const MARGIN = { top: 10, right: 148, bottom: 20, left: 8 };
 const LABEL_GAP = 15;
-// The scale reaches the budget up to this multiple of the largest other value: beyond, it would flatten the curves.
+// The scale includes the budget only up to this multiple of the other values: beyond, the curves would be flat.
 const BUDGET_FITS = 2.5;
 const CURVES = [
   ["capacity", "Budget"],
@@ -41,7 +41,7 @@ export function draw() {
   const budgetFits = newest.capacity <= highest * BUDGET_FITS;
   const most = (budgetFits ? newest.capacity : highest) * 1.08;
   const right = width - MARGIN.right;
-  // The time that the chart shows grows in steps, so that the picture stays calm.
+  // The time that the chart shows grows in steps, so that the chart does not move with each sample.
   const seen = newest.time - samples[0].time;
   const span = WINDOWS_S.find((window) => window >= seen) ?? WINDOWS_S.at(-1);
   const x = (time) => MARGIN.left + (1 - (newest.time - time) / span) * (right - MARGIN.left);
@@ -92,7 +92,7 @@ function pathOf(name, x, y) {
   return path;
 }
 
-// Returns the bytes between two grid lines: a round number that makes three or four lines. most: highest value.
+// Returns the bytes between two grid lines: a round number with which up to four lines fit below the value most.
 export function gridStep(most) {
   const unit = 1024 ** Math.floor(Math.log(Math.max(most, 1)) / Math.log(1024));
   const factors = [0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 256, 512, 1024];

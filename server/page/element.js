@@ -5,7 +5,7 @@ const drawn = new WeakMap();
 
 export const at = (id) => document.getElementById(id);
 
-// Makes an element. properties: an object, or the class as a string.
+// Makes an element. properties is an object of properties, or a string with the class.
 export function make(kind, properties = {}, ...content) {
   const element = document.createElement(kind);
   Object.assign(element, typeof properties === "string" ? { className: properties } : properties);
@@ -21,7 +21,7 @@ export function makeRow(texts, lastClass, lastText) {
   return make("tr", {}, ...texts.map((text) => make("td", {}, text)), make("td", lastClass, lastText));
 }
 
-// Sets text only if it differs: selections survive, and screen readers do not repeat the text.
+// Sets a text only if it differs, so that selections stay and screen readers do not repeat the text.
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -42,7 +42,7 @@ export function makeCopyButton(label, getText) {
   return show("Copy", label);
 }
 
-// Copies text. Without a secure context there is no navigator.clipboard, so an older command copies a selection.
+// Copies text. In an insecure context (HTTP) there is no navigator.clipboard, and execCommand copies a selection.
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);

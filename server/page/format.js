@@ -1,4 +1,4 @@
-// Formats numbers for people, and chooses colours for numbers.
+// Formats numbers as texts, and chooses colours for numbers.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
@@ -33,7 +33,7 @@ export function count(number, noun) {
   return `${decimal(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
-// Returns a hue in degrees for a number; neighbouring numbers get distant hues.
+// Returns a hue in degrees for a number. Numbers that are next to each other get very different hues.
 export function hue(number) {
   return (number * 137.508 + 20) % 360;
 }

@@ -39,7 +39,7 @@ at("model").addEventListener("change", () => {
 
 function useModel(conversation) {
   settings.chooseModel(conversation.model);
-  // Until the list of models is known, the conversation keeps its own model.
+  // Before the list of models arrives, no model is chosen, and the conversation keeps its own model.
   conversation.model = settings.chosenModel() ?? conversation.model;
   watch();
 }
@@ -68,7 +68,7 @@ function openSettings() {
 
 // --- keyboard shortcuts --------------------------------------------------------------------------
 
-// code: the key's position on the keyboard, since Alt changes the letters on a Mac.
+// code is the key's position on the keyboard, since Alt changes the letter of a key on a Mac.
 const SHORTCUTS = [
   { keys: ["Enter"], does: "Send the message" },
   { keys: ["Shift", "Enter"], does: "Begin a new line" },
@@ -129,6 +129,6 @@ at("stop").addEventListener("click", () => chat.stop());
 at("open-settings").addEventListener("click", openSettings);
 at("show-help").addEventListener("click", () => at("help").showModal());
 for (const name of VIEWS) at(`show-${name}`).addEventListener("click", () => show(name));
-// Show stored conversations first: the server may be unreachable.
+// Stored conversations are shown first, since the server may be unreachable.
 await conversations.start();
 begin();

@@ -1,5 +1,5 @@
-// Shows a text that grows: Markdown in blocks, and highlighted code. The text is untrusted: only elements and
-// attributes in RULES pass. Unchanged blocks keep their elements, so that nothing flickers.
+// Shows a growing text as Markdown in blocks, with highlighted code. The text is untrusted: only the elements and
+// attributes in RULES pass. Unchanged blocks keep their elements, so that they do not flicker.
 
 import { make, makeCopyButton, setText } from "./element.js";
 import DOMPurify from "./vendor/dompurify-3.4.18/purify.js";
@@ -41,7 +41,7 @@ const sanitize = (html) => DOMPurify.sanitize(html, RULES);
 
 const GRAMMARS = "./vendor/highlight-11.12.0";
 const LONGEST_CODE_CHARS = 60_000;
-// Longer code is highlighted only when complete, since each new piece of code means to highlight all of it again.
+// Longer code is highlighted only when it is complete, since each new piece means to highlight the whole code again.
 const LONGEST_OPEN_CODE_CHARS = 6_000;
 const LANGUAGES = new Set([
   "bash", "c", "cpp", "css", "diff", "dockerfile", "go", "ini", "java", "javascript", "json", "kotlin",
@@ -79,7 +79,7 @@ class CodeBlock {
     this.element = make("div", "code", head, make("pre", { tabIndex: 0 }, this.#code));
   }
 
-  // isOpen: whether more code may follow.
+  // Shows the code, which is highlighted if possible. If isOpen is true, more code may follow.
   async show(text, isOpen) {
     this.#text = text;
     setText(this.#code, text);
@@ -93,7 +93,7 @@ class CodeBlock {
 
 // --- Markdown blocks ------------------------------------------------------------------------------
 
-// Maximum nesting of Markdown. A deeper block is shown as plain text.
+// Maximum nesting of Markdown. A block with deeper nesting is shown as plain text.
 const DEEPEST = 32;
 const LONGEST_BLOCK_CHARS = 60_000;
 const TASK = /^\[([ xX])\]\s/;
@@ -104,7 +104,7 @@ parser.validateLink = (address) => ADDRESS.test(address);
 parser.renderer.rules.image = (tokens, place) => image(tokens, place);
 parser.core.ruler.push("page", ({ tokens }) => tokens.forEach((token, place) => adapt(token, tokens[place - 2])));
 
-// Shows a link in place of an image, or only the description within a link: the page never fetches images.
+// Returns a link in place of an image, or within a link only the description, since the page never fetches images.
 function image(tokens, place) {
   const escape = parser.utils.escapeHtml;
   const token = tokens[place];
@@ -115,8 +115,8 @@ function image(tokens, place) {
   return around ? text : `<a href="${escape(token.attrGet("src"))}">${text}</a>`;
 }
 
-// Makes all headings third-level, below the page's own. Turns the alignment of table cells into classes, as RULES
-// forbid style attributes. Adds check boxes to tasks.
+// Turns all headings into h3, below the page's own headings. Turns the alignment of table cells into classes, since
+// RULES forbid style attributes. Adds check boxes to tasks in lists.
 function adapt(token, itemOpen) {
   if (token.type === "heading_open" || token.type === "heading_close") {
     if (token.nesting === 1) token.attrJoin("class", `level-${token.tag[1]}`);
@@ -168,7 +168,7 @@ function parseBlocks(text) {
   return blocks;
 }
 
-// Returns the length of the longest paragraph: the parser's time grows faster than this length.
+// Returns the length of the longest paragraph. The parser's time grows faster than this length.
 function longestBlock(text) {
   let longest = 0;
   for (const part of text.split(/\n\s*\n|\n {0,3}(?:```|~~~)/)) longest = Math.max(longest, part.length);
@@ -204,7 +204,7 @@ export class MarkdownView {
     this.#target = target;
   }
 
-  // Shows a text so far. text: begins with the text of the previous call.
+  // Shows the part of a text that has arrived. It must begin with the text of the previous call.
   write(text) {
     const rest = text.slice(this.#settledChars);
     const blocks = parseBlocks(rest);
@@ -212,12 +212,12 @@ export class MarkdownView {
     this.#settle(rest, blocks);
   }
 
-  // Shows the complete text, parsed again from its start: a link in an early block may be defined further below.
+  // Shows the complete text, parsed again from its start: a later block may define a link of an earlier block.
   end(text) {
     this.#reconcile(0, parseBlocks(text), false);
   }
 
-  // Excludes finished blocks from parsing: all blocks before the last one, once the last has a complete line.
+  // Excludes all blocks before the last one from later parsing, once the last block has a complete line.
   #settle(rest, blocks) {
     const last = blocks.at(-1);
     if (blocks.length < 2 || rest.includes("\r")) return;

@@ -1,4 +1,4 @@
-// The memory view: polls GET /memory and the list of a cluster's replicas, and redraws what has changed.
+// The memory view: polls GET /memory and the list of a cluster's replicas, and shows the answers.
 
 import { askJson, poll, RETRY_MS, ServerError } from "./api.js";
 import * as curves from "./curves.js";
@@ -11,7 +11,7 @@ const OLD_S = 2.5;
 const LISTED = 64;
 const KEEPS = { system: "system prompt", user: "question", end: "end of a turn", waypoint: "on the way" };
 
-// Parts of the KV cache's capacity, in the order in which a block of memory passes through them.
+// Parts of the KV cache's capacity, in the order in which a block of memory can belong to them.
 const PARTS = [
   ["live", "Live tokens", "K and V of open sequences"],
   ["partial_tail", "Partial tails", "unused ends of their blocks"],
@@ -29,7 +29,7 @@ const PARTS = [
 
 // The newest answer of GET /memory, or null.
 let newest = null;
-// The model whose memory is shown; null if the server has only one model.
+// The model whose memory is shown, or null if the server has only one model.
 let model = null;
 let frame = 0;
 
@@ -91,7 +91,7 @@ function showFailure(error) {
 
 function show() {
   frame = 0;
-  // watchMemory() may have chosen another model since this frame was requested.
+  // If watchMemory() has chosen another model since this frame was requested, there is no answer yet.
   if (!newest) return;
   at("memory").classList.remove("unknown");
   if (newest.map.pool) showPool(newest.map);
@@ -133,7 +133,7 @@ function showHeaps({ geometry, heaps }) {
 
 // --- sequences, and states of conversations -----------------------------------------------------
 
-// Makes a row for a sequence or a conversation, with the colour that belongs to its number.
+// Makes a row for a sequence or a conversation, with the colour that belongs to the number.
 function makeColoured(number, className, track, facts) {
   const swatch = make("i", "swatch owner");
   const title = make("span", "title", `${number}`);
@@ -185,7 +185,7 @@ function showSlots({ pool, slots }) {
   const parts = [count(total, "slot"), `${held} held`, `${kept} cached`, `${waiting} waiting`, `${free} free`];
   setText(at("slots-sum"), [...parts, `${bytes(size)} each`].join(" · "));
   const longest = Math.max(1, ...slots.map((slot) => slot.position));
-  // List the newest conversation first, and a conversation's slots by position.
+  // The newest conversation is listed first, and the slots of a conversation are sorted by position.
   const conversations = new Map();
   for (const slot of slots.toSorted((one, other) => one.position - other.position)) {
     conversations.set(slot.conversation, [...(conversations.get(slot.conversation) ?? []), slot]);
@@ -219,7 +219,7 @@ function makeRequest(request) {
 
 // --- the replicas of a cluster --------------------------------------------------------------------
 
-// The path of the list of replicas: undefined until the server has told, null for a server without replicas.
+// The path of the list of replicas. It is undefined before the server's answer, and null if there are no replicas.
 let path;
 
 export const startReplicas = poll(async () => {

@@ -1,4 +1,4 @@
-// The memory map: a square cell per KV cache block of each heap. Colours show the sequence, shapes the block's state.
+// The memory map: one cell for each KV cache block. A colour stands for a sequence, a shape for a block's state.
 
 import { at, make } from "./element.js";
 import { count, hue } from "./format.js";
@@ -9,11 +9,11 @@ const SHAPES_FROM_PX = 7;
 const COMFORTABLE_PX = 400;
 const LABEL_PX = 30;
 const LABEL_HIGH_PX = 12;
-// Maximum of additional pixels between two cells, to fill the width.
+// When the cells fill the width, a gap between two cells grows by at most this many pixels.
 const WIDER_PX = 2;
 const SAMPLE_PX = 14;
 
-// Letters of block states in GET /memory -> words for the legend, and for a single block if those differ.
+// { letter of a block state in GET /memory: [words for the legend, words for a single block if these differ] }
 const STATES = {
   o: ["being written"],
   s: ["sealed"],
@@ -24,14 +24,14 @@ const STATES = {
   d: ["free, holds memory", "free, still holding memory"],
   f: ["free", "free, without memory"],
 };
-// Letters of block states -> lines of the state's mark, in a cell of size 1.
+// { letter of a block state: lines of the mark for this state, as points in a cell of size 1 }
 const MARKS = {
   c: [[[0, 1], [1, 0]]],
   q: [[[0, 0], [1, 1]], [[1, 0], [0, 1]]],
   r: [[[0.2, 0.6], [0.5, 0.25], [0.8, 0.6]]],
 };
 
-// CSS properties of colours. Registration resolves light-dark() to the one colour that a canvas needs.
+// CSS properties with colours. They are registered so that light-dark() becomes one colour, as a canvas needs.
 const COLOURS = {
   f: "--cell-free",
   r: "--cell-free",
@@ -79,7 +79,7 @@ export function highlight(id) {
   drawMap();
 }
 
-// Expands runs [owner, number of blocks, owner, ...] to an owner per block, which is -1 for a block without owner.
+// Turns [owner, number of blocks, owner, ...] into an array with the owner of each block, or -1 for no owner.
 export function expandOwners(runs, blocks) {
   const expanded = new Int32Array(blocks).fill(-1);
   let place = 0;
@@ -90,7 +90,7 @@ export function expandOwners(runs, blocks) {
   return expanded;
 }
 
-// Expands runs [unshared blocks, shared blocks, sequences, ...] to the number of sequences that share each block.
+// Turns [unshared blocks, shared blocks, sequences, ...] into an array with the number of sequences that share a block.
 export function expandSharers(runs, blocks) {
   const expanded = new Int32Array(blocks);
   let place = 0;
@@ -104,8 +104,8 @@ export function expandSharers(runs, blocks) {
 
 // --- positions of the cells ----------------------------------------------------------------------
 
-// Returns the grid with the largest cells with which all heaps fit. A heap has one row, or a few, which have equal
-// lengths if possible; small heaps stand side by side. If no grid fits, the map scrolls.
+// Returns the grid with the largest cells with which all heaps fit. A heap has one row or a few rows, of equal
+// length if possible. Small heaps stand side by side. If no grid fits, the map scrolls.
 function layOut() {
   const perHeap = data.geometry.blocks_per_heap;
   const width = map.clientWidth - LABEL_PX - 2;
@@ -121,7 +121,7 @@ function layOut() {
   return makeGrid(SMALLEST_PX, rowsOf(SMALLEST_PX), width, perHeap, data.heaps.length);
 }
 
-// A cell's size is a whole number of pixels; the rest of the width becomes gaps between cells or heaps. The top margin
+// A cell's size is a whole number of pixels. The rest of the width becomes gaps between cells or heaps. The top margin
 // has room for the first heap's number if that number is higher than a row of cells.
 function makeGrid(cell, rows, width, perHeap, heaps) {
   const columns = Math.ceil(perHeap / rows);
@@ -148,7 +148,7 @@ function placeOf(block) {
   ];
 }
 
-// Returns the block at a point, or null if the point is between cells.
+// Returns the number of the block at a point of the canvas, or null if the point is between cells.
 function blockAt(x, y) {
   const { cell, wide, columns, across, pitchX, pitchY, top, perHeap } = grid;
   const [acrossAt, down] = [Math.floor((x - LABEL_PX) / pitchX), Math.floor((y - top) / pitchY)];
@@ -194,7 +194,7 @@ function drawMap() {
   if (chosen !== null) point();
 }
 
-// Draws the legend's samples in grey, which is no sequence's colour.
+// Draws the samples in the legend in grey, which is no sequence's colour.
 function drawLegend() {
   const colours = readColours(0);
   const samples = Object.entries(STATES).map(([kind, [title]]) => {
@@ -208,7 +208,7 @@ function drawLegend() {
   at("map-legend").replaceChildren(...samples);
 }
 
-// chroma: replaces the chroma (strength of colour) that the style sets for sequences' colours.
+// Reads the colours from the style sheet. chroma replaces the strength of the colours for sequences.
 function readColours(chroma = null) {
   const style = getComputedStyle(document.documentElement);
   const [lightness, usual] = ["--owner-lightness", "--owner-chroma"].map((name) => style.getPropertyValue(name));
@@ -217,7 +217,7 @@ function readColours(chroma = null) {
   return { owner, ...Object.fromEntries(colours) };
 }
 
-// Collects shapes of one style in one path, so that few draw calls are needed, and draws marks above filled fields.
+// Collects all shapes of one style in one path, so that few draw calls are needed. Draws marks above filled cells.
 class Brush {
   #fields = new Map();
   #marks = new Map();
@@ -245,7 +245,7 @@ function pathOf(paths, kind, style, width) {
   return paths.get(name).path;
 }
 
-// Draws the cell of a block. x, y, size: position and side length of the cell without the gap around it.
+// Draws the cell of a block at x and y. size is the side length of the cell without the gap around it.
 function drawBlock(brush, colours, { state, owner, shared, faded }, x, y, size) {
   const roomy = size >= SHAPES_FROM_PX;
   const alpha = faded ? 0.18 : 1;
@@ -280,7 +280,7 @@ function drawBlock(brush, colours, { state, owner, shared, faded }, x, y, size) 
   notch.closePath();
 }
 
-// Clears the canvas and matches its resolution to the screen.
+// Clears the canvas, and sets its resolution to that of the screen.
 function sizeCanvas(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
   const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
@@ -305,7 +305,7 @@ function describeBlock(block) {
   return `Heap ${Math.floor(block / perHeap)}, block ${block % perHeap}: ${words.join(", ")}`;
 }
 
-// Chooses a block to describe. isSpoken: whether to announce the block to screen readers and to scroll to it.
+// Selects a block to describe. If isSpoken is true, screen readers announce the block and the map scrolls to it.
 function choose(block, isSpoken) {
   if (!letters || !grid) return;
   chosen = Math.max(0, Math.min(block, letters.length - 1));

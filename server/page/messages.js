@@ -1,4 +1,4 @@
-// Views of messages: questions, which people can edit, and answers, which grow during generation.
+// Views of messages: questions, which a person can edit, and answers, which grow during generation.
 
 import { make, makeButton, makeCopyButton } from "./element.js";
 import { count, decimal, rate, seconds } from "./format.js";
@@ -7,7 +7,7 @@ import { MarkdownView } from "./markdown.js";
 const SAYS_WAITING_AFTER_S = 2;
 const ENDS = { length: "ended at the limit", stopped: "stopped", error: "ended by an error" };
 
-// Ignores Enter during the composition of a character by an input method; Safari then gives the code 229.
+// Returns false if Enter ends a character of an input method. Safari sets keyCode 229 then, without isComposing.
 export function isSendKey(event) {
   return event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
 }
@@ -15,7 +15,7 @@ export function isSendKey(event) {
 export class Question {
   #form = null;
 
-  // onEdited(text): asks the edited question, or returns false if the page cannot ask now.
+  // onEdited(text) sends the edited question, or returns false if an answer is still running.
   constructor(text, onEdited) {
     Object.assign(this, { value: text, onEdited });
     this.text = make("div", "text", text);
@@ -77,7 +77,7 @@ export class Answer {
     this.element = make("article", { className: "message answer", ariaLabel: "Answer" }, ...parts);
   }
 
-  // Shows that the answer has not begun. reason: text about the cause of the wait.
+  // Shows that the answer has not begun. reason is a text about the cause of the wait.
   wait(waited_s, reason) {
     this.element.ariaBusy = "true";
     this.tools.hidden = true;
@@ -91,7 +91,7 @@ export class Answer {
     this.waiting.parentElement.hidden = Boolean(turn.thoughts || turn.answer);
     if (turn.thoughts && this.details.hidden) {
       this.details.hidden = false;
-      // Leave thoughts closed if they ended before they were first shown.
+      // Thoughts stay closed if they ended before they were first shown.
       this.details.open = !turn.answer;
     }
     if (turn.answer && this.summary.textContent === "Thinking") this.#endThinking();

@@ -1,4 +1,4 @@
-// The settings of a conversation: its model, and the dialog for its system prompt and sampling.
+// The settings of a conversation: the model, and the dialog for the system prompt and sampling.
 
 import { askJson } from "./api.js";
 import { FIELDS, readSampling } from "./conversation.js";
@@ -9,7 +9,7 @@ let models = [];
 
 export const chosenModel = () => select.value || null;
 
-// Whether the server loads and unloads models, each of which has a memory map of its own.
+// Returns true if the server loads and unloads models, each of which has a memory map of its own.
 export const comeAndGo = () => models.length > 1 || models.some((model) => "loaded" in model);
 
 export const isAway = () => models.some(({ id, loaded }) => id === select.value && loaded === false);
@@ -19,7 +19,7 @@ export function describeWait() {
   return comeAndGo() ? "Waiting for the first token; the model may be loading" : "Waiting for the first token";
 }
 
-// Reads the list of models from the server. Raises ServerError.
+// Reads the list of models from the server. Throws ServerError.
 export async function refreshModels() {
   models = (await askJson("/v1/models")).data;
   const ids = models.map(({ id }) => id);
@@ -30,13 +30,13 @@ export async function refreshModels() {
   chooseModel(chosen);
 }
 
-// Selects a model. If the server lacks that model, keeps the selected one, or selects the first model.
+// Selects a model. If the server lacks the model, the selection stays, or the first model is selected.
 export function chooseModel(id) {
   if (models.some((model) => model.id === id)) select.value = id;
   else if (!select.value && models.length) select.selectedIndex = 0;
 }
 
-// Refresh the list of models when a person opens it, since it may have changed.
+// The list of models is read again when a person opens it, since it may have changed.
 select.addEventListener("focus", () => refreshModels().catch(() => {}));
 
 // --- the settings dialog --------------------------------------------------------------------------
@@ -49,7 +49,7 @@ const inputs = new Map(FIELDS.map(({ name, label, least, most, step }) => {
   return [name, input];
 }));
 
-// Opens the dialog. onClose: function to call once the conversation has the new settings.
+// Opens the dialog. onClose() is called once the conversation has the new settings.
 export function openSettings(conversation, onClose) {
   at("system").value = conversation.system;
   at("thinking").checked = conversation.sampling.thinking !== false;
@@ -66,7 +66,7 @@ export function openSettings(conversation, onClose) {
   at("settings").showModal();
 }
 
-// Shows which settings of the conversation differ from the server's defaults.
+// Shows the settings of the conversation that differ from the server's defaults.
 export function sumUpSettings({ system, sampling }) {
   const parts = system.trim() ? ["system prompt"] : [];
   for (const [name, value] of Object.entries(sampling)) {

@@ -1,5 +1,5 @@
-// Stores conversations in this browser's IndexedDB, up to a maximum number, and in files. Without IndexedDB, as in a
-// private window, conversations end with the tab.
+// Stores a limited number of conversations in this browser's IndexedDB, and any in files. Without IndexedDB, as in a
+// private window, the stored conversations end with the tab.
 
 import { MOST_CHARS, NotAConversation, newId, readConversation } from "./conversation.js";
 import { make } from "./element.js";
@@ -17,7 +17,7 @@ const resultOf = (request) =>
     request.onerror = () => reject(request.error);
   });
 
-// Replaces a table of IndexedDB by a table in the tab's memory, with the same methods.
+// A table in the tab's memory, with the methods of an IndexedDB table that it replaces.
 class TabTable extends Map {
   put(conversation) {
     this.set(conversation.id, conversation);
@@ -36,7 +36,7 @@ export class Store {
   #database = null;
   #tabTable = new TabTable();
 
-  // Whether conversations outlive the tab.
+  // True if conversations outlive the tab.
   get lasts() {
     return this.#database !== null;
   }
@@ -47,7 +47,7 @@ export class Store {
       opening.onupgradeneeded = () => opening.result.createObjectStore(TABLE, { keyPath: "id" });
       this.#database = await resultOf(opening);
       await this.#run("count");
-      // If another tab wants to upgrade the database, close it here and store conversations in memory.
+      // If another tab upgrades the database, this tab must close it, and keeps conversations in memory.
       this.#database.onversionchange = () => this.#forget();
     } catch {
       this.#forget();
@@ -69,7 +69,7 @@ export class Store {
     return readKept(await this.#run("get", id));
   }
 
-  // Stores a conversation, and deletes the oldest ones above the maximum. Returns false if the browser has no room.
+  // Stores a conversation, and deletes the oldest ones beyond the maximum. Returns false if the browser has no room.
   async put(conversation) {
     try {
       await this.#run("put", structuredClone(conversation));
@@ -94,7 +94,7 @@ export class Store {
     if (!this.lasts) return this.#tabTable[method](...given);
     const transaction = this.#database.transaction(TABLE, WRITES.has(method) ? "readwrite" : "readonly");
     const request = transaction.objectStore(TABLE)[method](...given);
-    // Commit at once, because the change could be lost when the person leaves the page.
+    // The transaction is committed at once, since the change could be lost when the person leaves the page.
     transaction.commit();
     return resultOf(request);
   }
@@ -122,7 +122,7 @@ export function asMarkdown({ title, system, turns }) {
   return `${parts.join("\n\n")}\n`;
 }
 
-// Reads the conversations in a file, and gives them new ids. Raises NotAConversation.
+// Reads the conversations in a file, and gives them new ids. Throws NotAConversation.
 export async function readFile(file) {
   if (file.size > 4 * MOST_CHARS) throw new NotAConversation();
   const value = await file.text().then(JSON.parse).catch(() => null);

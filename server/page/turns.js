@@ -1,4 +1,4 @@
-// Explains turns: their cost, why they were slow, and at which text the prompt stopped matching the prefix cache.
+// Explains turns: their cost, why they were slow, and the text at which the prompt left the prefix cache.
 
 import { askJson, describe } from "./api.js";
 import { messagesOf } from "./conversation.js";
@@ -54,7 +54,7 @@ function explain(why, turns, place) {
   if (facts.miss) showMiss(why, turns, place);
 }
 
-// before: figures of the previous turn, or null. hadThoughts: whether the answer of the previous turn had thoughts.
+// Explains a turn. before has the figures of the previous turn, or is null. hadThoughts: that turn had thoughts.
 export function explainFacts(facts, before, hadThoughts) {
   const computed = facts.prompt - facts.cached;
   const sentences = [`${count(computed, "token")} of the prompt had to be computed, ${count(facts.cached, "token")} came from the cache.`];
@@ -84,7 +84,7 @@ function explainMiss({ miss, cached, block }, before, hadThoughts, computed) {
   return "The turn before was cached; what was computed is what is new.";
 }
 
-// Shows the text at which the prefix cache missed. The server does not keep prompts, so the prompt is made again.
+// Shows the text where the cached part of the prompt ends. The prompt is made again, as the server stores no prompts.
 async function showMiss(why, turns, place) {
   const { facts, question } = turns[place];
   const note = make("p", "figures", "Looking for the text …");
