@@ -1,7 +1,7 @@
 """Defines all settings with limits and defaults. A command's flag wins over an environment variable
 ``QUIRE_<SECTION>__<FIELD>``, which wins over the TOML file (``--config``, or the user's own), which
 configs/quire.toml documents. Settings of engine/config.py and kvcache/config.py are added to those
-of this file. A size may have a unit: ``4GiB``, ``512MiB``, ``65536``."""
+of this file. A size may be written with a unit: ``4GiB``, or ``65536``."""
 
 import inspect
 import re
@@ -86,7 +86,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 class ServerSection(Section):
-    """A server's addresses, name, start and end."""
+    """The settings of a server's addresses, name, start and end."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -100,7 +100,7 @@ class ServerSection(Section):
 
 
 class AccessSection(Section):
-    """Keys, hosts and origins of clients. Commas may separate list items."""
+    """The keys, hosts and origins that clients may use. Commas may separate list items."""
 
     api_keys: Secrets = ()
     scrape_key: SecretStr | None = None
@@ -112,7 +112,7 @@ class AccessSection(Section):
 
 
 class PromptsSection(Section):
-    """How conversations become prompts."""
+    """The settings for turning conversations into prompts."""
 
     interpret_special_tokens: bool = False
 
@@ -145,7 +145,7 @@ UnseenRule = Literal["refuse", "placeholder"]
 
 
 class ImagesSection(Section):
-    """Images and files in conversations by API: refuse with a 400, or put a note in their place."""
+    """For each API, conversations with images or files get a 400, or a note in their place."""
 
     chat: UnseenRule = "refuse"
     responses: UnseenRule = "placeholder"
@@ -198,7 +198,7 @@ class EngineSection(Section):
     kv_dtype="dtype",
 )
 class CacheSection(Section):
-    """Memory of K and V."""
+    """The settings of the memory for K and V (cached keys and values)."""
 
     heed_pressure: bool = True
 
@@ -216,13 +216,13 @@ class ModelsSection(Section):
 
 
 class MetricsSection(Section):
-    """Additional names in /metrics."""
+    """The settings of GET /metrics."""
 
     vllm_names: bool = False
 
 
 class LogSection(Section):
-    """The log; no entry ever contains prompts or answers."""
+    """The settings of the log, which never contains prompts or answers."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
@@ -233,7 +233,7 @@ class LogSection(Section):
 
 
 class Config(Section):
-    """All settings, by tables."""
+    """All settings. Each field is a table of the settings file."""
 
     server: ServerSection = ServerSection()
     access: AccessSection = AccessSection()

@@ -1,8 +1,8 @@
 """Downloads weights from the hub, resumes broken downloads, and checks the hub's answers.
 
-If its process ends, the hub's own client downloads a file again from the beginning. quire keeps
-received bytes, downloads the missing ones, and compares the file's checksum. The hub may be any
-server (``HF_ENDPOINT``): answers are checked before they become paths or fill memory or disk."""
+The hub's own client downloads a file again from the beginning after its process has ended. quire
+keeps received bytes, downloads the missing ones, and compares the file's checksum. The hub may be
+any server (``HF_ENDPOINT``): answers are checked before they become paths, or fill the memory."""
 
 import hashlib
 import re
@@ -26,7 +26,7 @@ MAX_LISTING_BYTES = 32 << 20
 MAX_SMALL_FILE_BYTES = 64 << 20
 API = "/api/"
 COMMIT = re.compile(r"[0-9a-f]{40}")
-# Matches git's SHA-1 or a content's SHA-256. A checksum becomes a file name, and so is checked.
+# Matches a checksum: git's SHA-1, or a SHA-256. It becomes a file name, and so is checked.
 CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 ETAG = re.compile(r'(W/)?"?[0-9A-Za-z][0-9A-Za-z._-]{0,127}"?')
 
@@ -59,7 +59,7 @@ def check_files(files: Iterable[RepoFile]) -> list[RepoFile]:
 
 
 class _Listing(httpx2.SyncByteStream):
-    """The bytes of a hub's answer. Raises DownloadError after MAX_LISTING_BYTES."""
+    """The bytes of a hub's answer. Reading raises DownloadError after MAX_LISTING_BYTES."""
 
     def __init__(self, answer: httpx2.Response) -> None:
         assert isinstance(answer.stream, httpx2.SyncByteStream)
@@ -79,8 +79,7 @@ class _Listing(httpx2.SyncByteStream):
 
 
 def check_answer(answer: httpx2.Response) -> None:
-    """Check the headers of a hub's answer, and limit the size of a listing of files. Raises
-    DownloadError."""
+    """Check the headers of a hub's answer. Limit the size of a file list. Raises DownloadError."""
     if answer.request.url.path.startswith(API):
         if "content-encoding" in answer.headers:  # refused: it may decompress to any size
             raise DownloadError("the hub's answer is compressed")
@@ -200,7 +199,7 @@ def _part_of(whole: "tqdm[Any]", file: WeightFile, stopped: threading.Event) -> 
         def close(self) -> None:
             """Do nothing: the bar of all files stays open."""
 
-        # These methods do nothing: they report bytes before decompression, or one file's rate.
+        # The hub's client reports bytes before decompression and a file's rate by these methods.
         update_transfer = set_postfix_str = set_transfer_postfix_str = lambda *_, **__: None
 
     return Part

@@ -25,7 +25,7 @@ class FolderReader:
     """Calls functions that read a model's folder. Only one thread may use a reader at a time."""
 
     def __init__(self, embeds: bool | None = None, process: LimitedProcess | None = None) -> None:
-        """``embeds`` is for ``read_checkpoint``. ``process`` is a started ``reading_process()``."""
+        """``read_checkpoint`` gets ``embeds``. ``process`` is a started ``reading_process()``."""
         self.embeds = embeds
         self.process = process or reading_process()
         self._known: dict[tuple[object, ...], tuple[State, Any]] = {}

@@ -178,7 +178,7 @@ def _bar_up_to(limit: int) -> type[tqdm]:
 
 
 def _listed(repository: str, commit: str) -> list[RepoFile]:
-    """Get the list of a commit's files from the hub. Raises DownloadError and client errors."""
+    """Get the list of a commit's files. Raises DownloadError and errors of the hub's client."""
     listed = HfApi().list_repo_tree(repository, revision=commit, recursive=True)
     return check_files(file for file in listed if isinstance(file, RepoFile))
 
@@ -221,7 +221,7 @@ def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
 
 
 def _with_missing(model: FoundModel) -> FoundModel:
-    """Return the model with its missing weights, which the hub's cached list of files names."""
+    """Return the model with the weights that the hub's cached list names and the disk lacks."""
     assert model.repository is not None
     listed = listed_weights(model.repository, model.folder)
     if listed is None:

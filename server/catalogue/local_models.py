@@ -109,8 +109,7 @@ def local_models(
 def hub_model(
     repository: str, reader: FolderReader, snapshot: Path | None = None
 ) -> LocalModel | None:
-    """Return a repository's model in the hub's cache. ``snapshot`` is the folder of a commit, by
-    default the best one."""
+    """Return a repository's cached model. ``snapshot`` is a commit's folder, by default the best."""
     if snapshot is not None:
         return _read(reader, read_model, snapshot, repository, snapshot.name)
     folder = repository_folder(repository)
@@ -253,7 +252,7 @@ def _incomplete(repository: str | None, missing: Sequence[str]) -> str:
 
 
 def named_quantization(values: dict[str, Any]) -> str:
-    """Return the format of the matrices that config.json contains, or an empty text."""
+    """Return the format of the matrices as config.json names it, or an empty text."""
     packing = values.get("quantization")
     if isinstance(packing, dict):
         mode = packing.get("mode", AFFINE)
@@ -265,7 +264,7 @@ def named_quantization(values: dict[str, Any]) -> str:
 
 
 def _stored_as(checkpoint: Checkpoint, named: str) -> str:
-    """Return the format of the matrices: ``named`` if that is a quantization, or their type."""
+    """Return the matrices' format: ``named`` if that is a quantization, or the weights' type."""
     plain = named in CONFIG_DTYPES.values() or not named
     return DTYPES[checkpoint.dtype] if plain else named
 

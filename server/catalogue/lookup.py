@@ -76,7 +76,7 @@ def look_up(
 def _by_last_part(
     name: str, folders: Sequence[Path], reader: FolderReader | None
 ) -> LocalModel | None:
-    """Return the local model whose name ends with ``/name``. Raises ModelNotFoundError."""
+    """Return the local model whose name without ``org/`` is ``name``. Raises ModelNotFoundError."""
     matches = [
         model
         for model in local_models(folders, reader=reader)

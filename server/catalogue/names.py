@@ -14,7 +14,7 @@ REVISION = re.compile(r"(?!.*\.\.)\w[\w./-]*", re.ASCII)
 OLLAMA_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+:[\w.-]+")
 # Names with these suffixes are files in repositories, not repositories.
 FILES = (".gguf", ".safetensors")
-# The longest quotes from a model's files: in the description of a problem, and as a word.
+# The longest texts that are quoted from a model's files: for a problem, and for a single word.
 MAX_PROBLEM_CHARS, MAX_WORD_CHARS = 1000, 100
 EXAMPLES = "Qwen/Qwen3-4B or mlx-community/Qwen3-4B-4bit"
 GGUF = (

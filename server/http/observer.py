@@ -199,7 +199,7 @@ class Exchange:
 def places_of(error: BaseException) -> list[str]:
     """Return types and source lines of an exception and its causes, but no messages."""
     places: list[str] = []
-    seen: list[BaseException] = []  # an exception may be a cause, and be in a group as well
+    seen: list[BaseException] = []  # an exception may be both a cause and in a group
     errors: list[BaseException | None] = [error]
     while errors:
         cause = errors.pop(0)

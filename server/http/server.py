@@ -1,4 +1,4 @@
-"""Runs uvicorn. A signal makes the server drain, that is, end its running answers before itself."""
+"""Runs uvicorn. After a signal, the server finishes running answers before it ends."""
 
 import signal
 import socket
@@ -22,7 +22,7 @@ from server.routes.service import Service
 CLOSE_TIMEOUT_S = 1
 # Number of connections that wait until the server accepts them. The system may allow fewer.
 LISTEN_BACKLOG = 2048
-# Number of connections that asyncio accepts in one go, or tries to accept without descriptors.
+# Number of connections that asyncio accepts, or tries to accept, at a time.
 ACCEPTS_AT_ONCE = 16
 # File descriptors reserved for all but connections, such as heaps and model files. If the process
 # may open few files, half of them are reserved, but at least as many as an idle server has open.
@@ -87,7 +87,7 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
         proxy_headers=False,
         access_log=False,
         log_config=None,
-        # Clients can trigger uvicorn's warnings at will.
+        # Clients can trigger uvicorn's warnings at will, so that only errors are logged.
         log_level="error",
     )
 
@@ -104,7 +104,7 @@ class GuardedServer(uvicorn.Server):
     """A server that lets many connections wait in the backlog, and accepts few at a time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the server, and then enlarge the backlog: asyncio accepts as many at once."""
+        """Start the server, then enlarge the backlog: asyncio accepts a whole backlog at once."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(LISTEN_BACKLOG)

@@ -59,7 +59,7 @@ class RequestTimes:
         self.arrived = clock()
         self.answers: list[AnswerTimes] = []
         self.prompt_tokens = 0
-        """Number of tokens in all prompts."""
+        """Number of tokens in all prompts of the request."""
         self.tenant = b""
         """Identifies the owner of the API key, as ``tenant`` of PrefixSalt in engine/types.py."""
 
@@ -73,7 +73,7 @@ class RequestTimes:
 
     @property
     def first_token_s(self) -> float | None:
-        """Seconds until the first token of any answer, or None before that token."""
+        """Seconds from the arrival to the first token of any answer, or None before that token."""
         return min((a.first_token_s for a in self.answers if a.first_token_s), default=None)
 
     @property

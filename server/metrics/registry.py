@@ -21,7 +21,7 @@ from server.metrics.requests import HttpMetrics
 from server.metrics.vllm_names import VllmCollector
 
 Footprint = Callable[[int], int]
-"""Takes the bytes of K and V, and returns all bytes that the system charges this process for."""
+"""A function from the bytes of K and V to all bytes that the system charges this process for."""
 
 
 class SystemCollector(Collector):
@@ -144,7 +144,6 @@ class Metrics(HttpMetrics):
         settings: MetricsSection = SETTINGS,
         footprint: Footprint = int,
     ) -> None:
-        """``settings`` say if metrics are repeated under vLLM's names."""
         super().__init__(about.max_model_len)
         for collector in (about, EngineCollector(client), SystemCollector(client, footprint)):
             self.registry.register(collector)

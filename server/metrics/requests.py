@@ -39,7 +39,6 @@ class HttpMetrics(Collector):
     """A server's registry and request metrics. Only the event loop's thread may use them."""
 
     def __init__(self, max_model_len: int) -> None:
-        """``max_model_len`` is the maximum sequence length in tokens."""
         self._latencies = Latencies(max_model_len)
         self._requests: Counter[tuple[str, str]] = Counter()
         self._durations: dict[str, Histogram] = {}

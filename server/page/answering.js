@@ -9,7 +9,7 @@ export class Answering {
   #first = null;
   #newest = null;
 
-  // turns are the earlier turns. look() returns the newest memory map, or null. loads: the model must be loaded first.
+  // turns are earlier turns. look() returns the newest memory map, or null. loads is true if the model must be loaded.
   constructor({ system, sampling, model }, turns, question, { look, loads }) {
     const { thinking = true, ...numbers } = sampling;
     this.look = look;

@@ -24,7 +24,7 @@ export class Chat {
   #keptAt = 0;
 
   // onChange(conversation) stores the conversation. onTurns(conversation) is called when other turns are shown.
-  // look and loads() are for Answering. describeWait() returns the reason for a slow first token.
+  // look and loads() are passed to Answering. describeWait() returns the reason for a slow first token.
   constructor({ onChange, onTurns, look, loads, describeWait }) {
     Object.assign(this, { onChange, onTurns, look, loads, describeWait });
     at("composer").addEventListener("submit", (event) => {

@@ -54,7 +54,7 @@ function explain(why, turns, place) {
   if (facts.miss) showMiss(why, turns, place);
 }
 
-// Explains a turn. before has the figures of the previous turn, or is null. hadThoughts: that turn had thoughts.
+// Returns sentences that explain a turn. before has the figures of the previous turn, or is null.
 export function explainFacts(facts, before, hadThoughts) {
   const computed = facts.prompt - facts.cached;
   const sentences = [`${count(computed, "token")} of the prompt had to be computed, ${count(facts.cached, "token")} came from the cache.`];

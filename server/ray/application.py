@@ -1,5 +1,5 @@
 """Deploys quire on Ray Serve: an HTTP server (ingress) on the cluster's first machine (head), and
-engines (replicas) on all. Ray needs ``ray_process.environment`` before this module's import."""
+engines (replicas) on all machines. Set ``ray_process.environment`` before importing this module."""
 
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -87,7 +87,7 @@ def machines() -> dict[str, str]:
 
 
 def unfit_machines(plan: Plan, nodes: Collection[str]) -> dict[str, str]:
-    """Return ``{machine's id: why it cannot serve}``. Each machine downloads missing files."""
+    """Return ``{machine's id: why it cannot serve}``. Machines download missing model files."""
     tasks = []
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node, soft=False)
@@ -151,7 +151,7 @@ def _target(plan: Plan, counts: ReplicaCounts, unfit: Collection[str]) -> Any:
         graceful_shutdown_timeout_s=settings.server.drain_s,
         **COMMON,
     )
-    # Ray's option ``version``, which makes Ray replace running replicas, is no longer public.
+    # Ray no longer has ``version`` (see Plan) among its public options.
     replica, ingress = (
         each.options(version=plan.version, _internal=True) for each in (replica, ingress)
     )

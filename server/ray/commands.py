@@ -29,7 +29,7 @@ def cluster_commands() -> typer.Typer:
 
 @contextmanager
 def load_commands() -> Iterator[ModuleType]:
-    """Yield the module server.ray.run. Turn any error, such as a missing Ray, into a sentence."""
+    """Yield the module server.ray.run. Turn any error, such as a missing Ray, into a message."""
     with one_sentence():
         if find_spec("ray") is None:
             raise ClusterError(NOT_INSTALLED)

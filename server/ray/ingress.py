@@ -73,8 +73,7 @@ class Ingress:
             raise RuntimeError(f"the front has ended: {self._serving.exception()}")
 
     async def url(self) -> str:
-        """Return the HTTP server's address once it listens, before that an empty text. Raises the
-        server's exception if it has ended."""
+        """Return the HTTP server's address, or "" before it listens. Raises the server's error."""
         assert self._serving is not None
         if self._serving.done():
             self._serving.result()

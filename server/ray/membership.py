@@ -66,7 +66,7 @@ class Membership:
         self._clock = clock
         self.names: tuple[str, ...] = ()
         self.retries = 0
-        """Number of times that a prompt was sent to another replica after a replica failed."""
+        """Number of times that a prompt was sent again because a replica was lost or full."""
         self._reports: dict[str, tuple[float, ReplicaReport]] = {}
         self._newest: ReplicaReport | None = None
         self._lost: set[str] = set()
@@ -93,7 +93,7 @@ class Membership:
         self._lost.discard(report.name)
 
     def lose(self, name: str) -> None:
-        """Send no prompts to a replica, which did not answer, until its next report."""
+        """Note that a replica does not answer. It gets no prompts until its next report."""
         self._lost.add(name)
 
     @property

@@ -83,7 +83,7 @@ def join_head(folder: ClusterFolder, key: str, head: str) -> Node:
 
 
 def stop(folder: ClusterFolder) -> bool:
-    """End the Ray process and its children; return False if there was no such process. Raises
+    """End the Ray process and its children. Return False if there was no such process. Raises
     ClusterError if a process does not end."""
     node, process = folder.node(), running(folder)
     # Child processes may still run after the Ray process was killed.
@@ -137,7 +137,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def own_addresses(address: str) -> list[str]:
-    """Return all names and addresses of this machine: ``address``, and others."""
+    """Return all names and addresses of this machine, of which ``address`` is one."""
     numbers = [
         each.address.partition("%")[0]
         for interface in psutil.net_if_addrs().values()
@@ -161,7 +161,7 @@ def addresses_of(head: str) -> tuple[str, str]:
 
 
 def check_key(folder: ClusterFolder, head: str) -> None:
-    """Raise ClusterError if the head does not answer, or if TLS fails because its key differs."""
+    """Raise ClusterError if the head does not answer, or has another key, so that TLS fails."""
     host, _, port = head.rpartition(":")
     context = ssl.create_default_context(cafile=folder.authority)
     context.load_cert_chain(folder.certificate, folder.private_key)
@@ -179,7 +179,7 @@ def check_key(folder: ClusterFolder, head: str) -> None:
 
 
 def session_folder() -> Path:
-    """Return the folder for Ray's sockets and logs. A socket's path must be short."""
+    """Return the folder for Ray's sockets and logs. Its path is short, as sockets need."""
     return Path(f"/tmp/quire-ray-{os.getuid()}")  # noqa: S108
 
 

@@ -218,7 +218,7 @@ class RemoteEngine:
             if message and without.issuperset(self.members.names):
                 if message == REPLICA_LOST or time.monotonic() > deadline:
                     break
-                # The queue holds no more requests than all replicas have slots: one gets free.
+                # All replicas together have a slot for this prompt (``check_room``): try again.
                 tried.clear()
                 await asyncio.sleep(FULL_PAUSE_S)
                 continue
@@ -237,7 +237,7 @@ class RemoteEngine:
         self._fail(call, message)
 
     async def _follow(self, call: _Call, route: Route) -> None:
-        """Deliver a replica's events until each answer ends or is unread. Raises ReplicaError."""
+        """Deliver a replica's events while an answer with a reader runs. Raises ReplicaError."""
         running = set(call.unread)
         async with aclosing(self._replicas.generate(route, call.submission)) as batches:
             while running & call.unread:
@@ -285,7 +285,7 @@ class RemoteEngine:
 
 def routed_text(submission: Submission, limits: EngineLimits) -> str:
     """Return a text with one character, made of the block's hash, for each full block of a prompt.
-    The router compares prompts by these texts. Different tenants never have the same texts."""
+    The router compares prompts by these texts, which differ between tenants (API keys)."""
     if limits.shared_block_tokens is None:
         return ""
     hashes = BlockHashes(b"", submission.salt, limits.shared_block_tokens)

@@ -190,7 +190,7 @@ def _read_alike(model: str, config: Config, head: Facts) -> ModelFiles:
 
 
 def why_not_here(model: str, settings: dict[str, Any], head: Facts) -> str:
-    """Return a text that says why this machine cannot have a replica; empty if it can."""
+    """Return why this machine cannot have a replica, or an empty text if it can."""
     try:
         _read_alike(model, Config.model_validate(settings), head)
     except StartError as error:

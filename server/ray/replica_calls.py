@@ -15,7 +15,7 @@ NumberedEvent = tuple[int, TokenEvent]
 
 
 class Refusal(Enum):
-    """Why a replica refuses a prompt: its queue is full, or its engine has ended."""
+    """Reasons for a replica to refuse a prompt: its queue is full, or its engine has ended."""
 
     FULL = "full"
     ENDED = "ended"
@@ -37,8 +37,7 @@ class ReplicaReport:
 
 @dataclass(slots=True)
 class Route:
-    """Restricts the replicas to which a call may go. The caller's and the router's threads share
-    this object."""
+    """Limits the replicas that a call may go to. The caller's and the router's threads share it."""
 
     text: str = ""
     """One character for each full block of the prompt. Equal prefixes give equal characters."""

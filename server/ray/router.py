@@ -21,7 +21,7 @@ IMBALANCED = 16
 
 
 class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
-    """Routes a call by the Route that is the call's first argument."""
+    """Chooses a replica for a call by the Route that is the call's first argument."""
 
     def initialize_state(self, **options: Any) -> None:
         # Ray's own tree of prefixes may be on any machine, and would keep replicas that have ended.
@@ -40,7 +40,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         """Return the replicas that the call's Route allows."""
         route = route_of(pending_request)
         route.replicas = tuple(sorted(each.unique_id for each in self.curr_replicas))
-        # Without this, Ray tries again without a pause while no replica is allowed.
+        # Without this flag, Ray tries again without a pause while no replica is allowed.
         pending_request.routing_context.should_backoff = True
         return {each for each in self.curr_replicas if route.allows(each.unique_id)}
 
@@ -65,7 +65,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         return chosen
 
     def _extract_text_from_request(self, pending_request: Any) -> str | None:
-        """Return the text by which Ray compares prompts, or None if no block is full."""
+        """Return the text by which Ray compares prompts, or None if the prompt fills no block."""
         return route_of(pending_request).text or None
 
 

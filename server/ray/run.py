@@ -194,7 +194,6 @@ def _own_address() -> str:
 
 
 def ended_by_signal() -> threading.Event:
-    """Return an event that SIGINT or SIGTERM sets."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())

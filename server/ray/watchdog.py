@@ -1,4 +1,4 @@
-"""A second process kills a replica that hangs, and so sends no byte per second on a pipe any more.
+"""Kills a replica that hangs. A second process does this if no byte comes on a pipe in time.
 
 Ray replaces a replica that has ended, but waits for ever for a replica that hangs at its start. The
 second process runs this file, which therefore imports only the standard library."""
@@ -13,7 +13,7 @@ import sys
 
 # Seconds without a byte until the kill. A replica on a machine that swaps may stall for seconds.
 SILENCE_S = 20.0
-# Seconds within which a replica must start. It may read large weights twice from a slow disk.
+# Seconds within which a replica must start. A start may read large weights twice from a slow disk.
 START_S = 900.0
 BEAT_S = 1.0
 

@@ -99,7 +99,7 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
     limits = front.config.limits
 
     async def model_of(request: Request, name: str | None) -> ManagedModel:
-        """Return the model that a client names, and log its name. Raises ApiError (404)."""
+        """Return the model that a client names, and note it for the log. Raises ApiError (404)."""
         model = await front.model_of(name)
         request.state.model = model.name
         return model
@@ -115,14 +115,14 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
         return ForwardedAnswer(request, front, forwarded)
 
     async def look(request: Request) -> Response:
-        """Forward to the model that the query names, or to the last used model. Load no model."""
+        """Forward a request to the model that the query names, or the last used. Load no model."""
         model = await model_of(request, request.query_params.get("model"))
         if not model.loaded:
             raise unavailable(f"{model.name} is not loaded; the next request to it loads it.")
         return ForwardedAnswer(request, front, ForwardedRequest(model, client_of(request), b""))
 
     async def stored(request: Request) -> Response:
-        """Forward to the loaded model whose process stores the response that the path names."""
+        """Forward a request to the loaded model that stores the response in the path."""
         body = await request.body()
         model = await model_with_response(front, request)
         request.state.model = model.name

@@ -36,7 +36,7 @@ RESPONSES_PATH = "/v1/responses"
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """How a streamed answer begins while its model is being loaded."""
+    """The beginning of a streamed answer while its model is being loaded."""
 
     media_type: bytes
     sign_of_life: bytes
@@ -55,9 +55,9 @@ class ForwardedRequest:
     client: bytes
     body: bytes
     stream: StreamStart | None = None
-    """How the answer's stream begins, or None if the answer is not streamed."""
+    """The beginning of the answer's stream, or None if the answer is not streamed."""
     keep_alive_s: float | None = None
-    """Seconds for which the client wants the model loaded; a negative value means for ever."""
+    """Seconds for which the client wants the model loaded. A negative value means for ever."""
 
 
 def not_loaded(model: str, error: LoadError) -> ApiError:

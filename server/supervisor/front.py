@@ -94,8 +94,7 @@ class Front:
                 yield model
 
     async def model_of(self, name: str | None) -> ManagedModel:
-        """Return the model that a client names. If no client uses the model, first search the disk
-        again for changed files. Raises ApiError (404)."""
+        """Return the model of a name. Search the disk again if it is unused. Raises ApiError."""
         model = self._find(name)
         if model is None or model.at_rest:
             await self.refresh()

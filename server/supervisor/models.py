@@ -27,7 +27,7 @@ from server.protocol.ollama.answer import ModelFacts
 from server.protocol.wire_errors import RETRY_AFTER_S
 from server.supervisor.process import LoadError, ModelProcess
 
-# Exit code of a process whose GPU memory for K and V failed. The restart uses another kind.
+# Exit code of a process whose GPU memory for K and V failed. The restart uses another kind of it.
 KV_BACKEND_FAILED_CODE = 4
 # Pause in seconds between a failed load of a model and the next attempt.
 RETRY_LOAD_S = 5.0
@@ -107,7 +107,7 @@ class ModelSource(Protocol):
 
 @dataclass(slots=True)
 class KeepAlive:
-    """Computes until when a model stays loaded: the latest of the times that clients want."""
+    """Computes the time until which a model stays loaded: the latest that a client wants."""
 
     default_s: float
     _until: dict[bytes, float] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class KeepAlive:
 
     @property
     def until(self) -> float:
-        """The time until which the model stays loaded; 0 if no client has used the model."""
+        """The time until which the model stays loaded, or 0 if no client has used the model."""
         return max(self._until.values(), default=0.0)
 
     def forget(self) -> None:
@@ -210,7 +210,7 @@ class ModelSupervisor:
         self._turn_s = min(settings.evict_after_idle_s, MAX_TURN_S)
         self._clock = clock
         self._turn = asyncio.Lock()
-        """Held while memory is taken from or given to models."""
+        """This lock is held while memory is taken from models or given to models."""
         self._changed = asyncio.Event()
 
     def update(self, sources: Iterable[ModelSource]) -> None:
@@ -281,8 +281,7 @@ class ModelSupervisor:
             self._has_changed()
 
     def running(self, model: ManagedModel) -> ModelProcess | None:
-        """Return a loaded model's process, or None if the model is not loaded. Raises NoRoomError
-        if the model must give its memory to another one."""
+        """Return a loaded model's process, else None. Raises NoRoomError if it must be unloaded."""
         if not model.loaded:
             return None
         if model.yields_to is not None and self._waits(model.yields_to):
@@ -366,8 +365,7 @@ class ModelSupervisor:
     # --- making room for a model ----------------------------------------------------------------
 
     async def _make_room(self, model: ManagedModel, needs: MemoryNeeds) -> bool:
-        """Free memory for a model. Return False if running answers must end before that. Raises
-        LoadError, NoRoomError."""
+        """Free memory. Return False if answers must end first. Raises LoadError, NoRoomError."""
         if needs.least_bytes > self.budget_bytes:
             raise LoadError(
                 f"it needs {needs.least_bytes} bytes, and all models together may have "
@@ -430,7 +428,7 @@ class ModelSupervisor:
                 other.yields_to = None
 
     def _kept_bytes(self, model: ManagedModel) -> int:
-        """Return the bytes for models earlier in the line that have waited for ``_turn_s``."""
+        """Return the bytes to keep for models earlier in the line that have waited ``_turn_s``."""
         assert model.waits_since is not None
         latest = self._clock() - self._turn_s
         return sum(
@@ -446,8 +444,7 @@ class ModelSupervisor:
         return model.waits_since is not None and is_wanted
 
     def _no_room(self, model: ManagedModel) -> NoRoomError:
-        """Return an error with the time after which a client may retry. The model stays in the
-        line until then."""
+        """Return an error that says when a client may retry. The model stays in the line."""
         now = self._clock()
         room_at = min((self._goes_at(each, model) for each in self._others(model)), default=now)
         wait_s = 0.0 if room_at == math.inf else room_at - now

@@ -271,13 +271,13 @@ class ModelProcess:
         return self.ended.done()
 
     def _fail(self, why: str) -> None:
-        """Kill the process. ``why`` is a verb phrase for the log: "does not answer", say."""
+        """Kill the process. ``why`` is a verb phrase for the log, such as: does not answer."""
         self._reason = f"its process {why}"
         log.error(f"the process of {self.name} {why}: it is killed")
         self.kill()
 
     async def _watch(self) -> int:
-        """Read the process's messages until the process ends; return its exit code."""
+        """Read the process's messages until the process ends, and return its exit code."""
         with suppress(OSError):
             try:
                 await self._hear_all()
@@ -317,7 +317,7 @@ class ModelProcess:
                 self._loaded_quarters = quarters
                 log.info(f"loading {self.name}: {25 * quarters} %")
         elif "number" in message:
-            # The number is missing here if the answer comes after the timeout.
+            # An answer that comes after the timeout has no entry here any more.
             if (waiting := self._answers.get(message["number"])) is not None:
                 waiting.set_result(message)
         elif "failed" in message:

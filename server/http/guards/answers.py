@@ -1,4 +1,4 @@
-"""Answers 503 while the server drains (ends its running answers before itself), 500 after a bug."""
+"""Answers 503 while the server shuts down, and 500 after a bug in a route."""
 
 import asyncio
 
@@ -14,9 +14,9 @@ STAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
 
 
 class AnswerGuard:
-    """Tracks running requests. While the server drains, new requests get 503. At the end of the
-    drain, a running request gets 503 if its answer has not begun. If a route fails, the client
-    gets 500 or a broken connection, and the observer gets the exception for the log."""
+    """Tracks running requests. While the server drains (waits for running answers at its end), new
+    requests get 503. After the wait, running requests without an answer get 503, too. If a route
+    fails, the client gets 500 or a broken connection, and the observer logs the exception."""
 
     def __init__(self, app: ASGIApp, drain: Drain, count_refusal: CountRefusal) -> None:
         self._app = app

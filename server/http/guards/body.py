@@ -7,7 +7,7 @@ from server.http.errors import answer_with
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError, body_too_large, come_back
 
-# If a body is longer than its reader wanted, at most this much of it is read after the answer.
+# At most this much of an unread body is read after the answer. Then the connection is closed.
 MAX_UNREAD_BYTES = 64 * 1024**2
 
 
@@ -43,7 +43,7 @@ class UnreadBody:
 
 
 def _brings_a_body(scope: Scope) -> bool:
-    """Return True if a body follows. A client that sent ``Expect`` sends none after a refusal."""
+    """Return True if the request has a body, which a client with ``Expect`` may not send."""
     headers = Headers(scope=scope)
     is_long = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     return is_long and "expect" not in headers

@@ -175,7 +175,7 @@ class GuardedProtocol(H11Protocol):
         self._keep_listening()
 
     def on_response_complete(self) -> None:
-        """Set the deadline of the next request, if a part of that has arrived."""
+        """Set a deadline for the next request, a part of which may have arrived."""
         super().on_response_complete()
         self._unwanted_bytes = 0
         self._watch_request()
@@ -216,7 +216,7 @@ class GuardedProtocol(H11Protocol):
         self._answer(ApiError(408, late, code="request_timeout"))
 
     def _keep_listening(self) -> None:
-        """Read on behind a pipelined request: a disconnect is only noticed while reading."""
+        """Keep reading while a pipelined request waits, so that uvicorn notices a disconnect."""
         is_ahead = self.flow.read_paused and self.conn.their_state is h11.DONE
         if is_ahead and len(self.conn.trailing_data[0]) <= MAX_AHEAD_BYTES:
             self.flow.resume_reading()
@@ -246,12 +246,12 @@ class GuardedProtocol(H11Protocol):
     # --- clients that do not read their answers -------------------------------------------------
 
     def pause_writing(self) -> None:
-        """Start to check that the client reads, since the socket's buffer is full."""
+        """Start checking that the client reads, since the socket's buffer is full."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """Stop to check that the client reads, since the buffer is empty again."""
+        """Stop checking that the client reads, since the socket's buffer is empty again."""
         super().resume_writing()
         self._stall.cancel()
 

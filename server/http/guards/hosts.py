@@ -78,7 +78,7 @@ HEADER_NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AllowedOrigins:
-    """The origins of web pages that may send requests: local, of programs, and configured."""
+    """The origins of pages that may send requests: this machine, programs, and settings."""
 
     configured: frozenset[str]
     schemes: frozenset[str] = SCHEMES_OF_PROGRAMS
@@ -165,7 +165,7 @@ class OriginGuard:
 
 def _embedded(method: str, headers: Headers) -> bool:
     """Return True if a foreign site's page embeds the path as an image, script or frame. Browsers
-    send no Origin header for these. Following a link does not count as embedding."""
+    then send no Origin header. Following a link does not count as embedding."""
     if headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
         return False
     followed = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
@@ -213,7 +213,7 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, settings: Config) -> "AllowedHosts":
-        """Read the host names in the settings. Raises SettingError for a text that is none."""
+        """Read the host names in the settings. Raises SettingError for an invalid name."""
         listened = settings.server.host
         names = [*OWN_NAMES, *settings.access.allowed_hosts]
         if listened not in WILDCARDS:

@@ -19,7 +19,7 @@ from server.protocol.wire_errors import ApiError
 
 MIN_KEY_CHARS = 16
 OPEN_PATHS = ("/", "/health", "/api/hello")
-# Files of the page: plain names without "..".
+# Matches the paths of the page's files, whose names are plain and never "..".
 OPEN_FILES = re.compile(r"/page(?:/[\w-][\w.-]*)+", re.ASCII)
 SCRAPED_PATH = "/metrics"
 
@@ -33,7 +33,7 @@ class Keys:
 
     @classmethod
     def of(cls, access: AccessSection) -> "Keys":
-        """Hash the keys in the settings. Raises SettingError for a short key, or odd characters."""
+        """Hash the keys in the settings. Raises SettingError for a short or unprintable key."""
         for number, key in enumerate(access.api_keys, start=1):
             _check(f"access.api_keys: key {number}", key)
         if access.scrape_key is not None:

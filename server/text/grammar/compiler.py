@@ -36,8 +36,8 @@ class Refusal:
 
 
 class GrammarCache:
-    """Caches the newest grammars and refusals by a digest of the spec. The bytes of a grammar count
-    until neither the cache nor an answer uses the grammar."""
+    """Caches the newest grammars and refusals by a digest of the spec. A grammar's bytes count as
+    used until neither the cache nor an answer uses the grammar."""
 
     def __init__(self, max_bytes: int, max_grammars: int) -> None:
         """``max_bytes`` limits all grammars that exist, ``max_grammars`` only the cached ones."""
@@ -122,7 +122,7 @@ class GrammarCompiler:
             self._load()
         except GrammarError as error:
             return str(error)
-        _ = self._vocabulary.thinking_masks, self._vocabulary.calling_masks  # cached
+        _ = self._vocabulary.thinking_masks, self._vocabulary.calling_masks  # computed once
         return ""
 
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
@@ -154,7 +154,6 @@ class GrammarCompiler:
         return await self._after(constraint, begun) if begun else constraint
 
     def forget(self) -> None:
-        """Drop all cached grammars. Running answers continue with their own grammars."""
         self._cache.forget()
 
     async def _after(self, constraint: GrammarConstraint, begun: str) -> GrammarConstraint:
@@ -187,7 +186,7 @@ class GrammarCompiler:
 
     def _end_making(self, digest: bytes, task: "asyncio.Task[CompiledGrammar | Refusal]") -> None:
         del self._making[digest]
-        # asyncio would log the error unless it is retrieved, which fails if all clients have left.
+        # Reads the error. If all clients have left, nobody else does, and asyncio would log it.
         _ = task.cancelled() or task.exception()
 
     async def _make(self, digest: bytes, spec_text: str) -> CompiledGrammar | Refusal:
@@ -211,8 +210,7 @@ class GrammarCompiler:
         return grammar
 
     async def _reserve(self, memory_bytes: int) -> None:
-        """Reserve memory for one grammar after the other. Raises GrammarMemoryError if none gets
-        free in MEMORY_WAIT_S."""
+        """Reserve memory, for one grammar at a time. Raises GrammarMemoryError after a timeout."""
         try:
             async with asyncio.timeout(MEMORY_WAIT_S), self._reserving:
                 # Poll, because other threads free grammars, and cannot set an event of this loop.

@@ -87,7 +87,6 @@ def _mask(matcher: LLMatcher) -> bytes:
 
 
 def _any_token(mask: bytes, rng: random.Random) -> int:
-    """Return a random token that the mask allows."""
     start = rng.randrange(len(mask))
     around = mask[start:] + mask[:start]
     from_token = around.lstrip(b"\0")

@@ -229,7 +229,7 @@ class CallGrammar:
 
 
 def _arguments(tool: Tool, enforced: bool) -> dict[str, Any]:
-    """Return the schema that a tool's arguments must match: any object unless enforced."""
+    """Return the schema for a tool's arguments: its own if that is enforced, or any object."""
     if tool.parameters is None or not (enforced or tool.strict):
         return ANY_OBJECT
     schema = check_schema(tool.parameters)

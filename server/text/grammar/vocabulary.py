@@ -70,12 +70,12 @@ class Vocabulary:
 
     @cached_property
     def thinking_masks(self) -> list[np.ndarray]:
-        """Masks for tokens within reasoning. Mask n is for n written bytes of the closing tag."""
+        """The masks for tokens of reasoning. Mask n applies after n bytes of the closing tag."""
         return self._masks_before(CLOSE.encode(), may_stop=False)
 
     @cached_property
     def calling_masks(self) -> list[np.ndarray]:
-        """Masks for tokens outside calls. Mask n is for n written bytes of the opening tag."""
+        """The masks for tokens outside calls. Mask n applies after n bytes of the opening tag."""
         return self._masks_before(CALL_OPEN.encode(), may_stop=True)
 
     def tokens(self, text: str) -> tuple[int, ...]:
@@ -86,8 +86,8 @@ class Vocabulary:
         return self._tokenizer.token_bytes(token_id)
 
     def _masks_before(self, tag: bytes, *, may_stop: bool) -> list[np.ndarray]:
-        """Return masks that forbid tokens with text after the tag. Mask n, uint32 ``[words]``, is
-        for n written bytes of the tag. The tag must not repeat its first byte."""
+        """Return masks that forbid tokens with text after the tag. Mask n, uint32 ``[words]``,
+        applies after n bytes of the tag. The tag must not repeat its first byte."""
         texts = [self.token_bytes(i) for i in range(self._tokenizer.vocab_size)]
         free = np.zeros(self.words * WORD_BITS, bool)
         free[: len(texts)] = True

@@ -227,7 +227,7 @@ class _Process:
             self._idle = None
 
     async def _listen(self) -> None:
-        """Deliver the worker's answers until the worker ends. Drop those to cancelled requests."""
+        """Deliver the worker's answers until it ends. Drop answers to cancelled requests."""
         with suppress(asyncio.IncompleteReadError):
             while True:
                 (length,) = LENGTH.unpack(await self._out.readexactly(LENGTH.size))
