@@ -182,7 +182,7 @@ def with_settings_of(room: type, **renamed: str) -> Callable[[type[SectionT]], t
 
 @with_settings_of(EngineConfig)
 class EngineSection(Section):
-    """The model's task and the engine's settings."""
+    """The settings of the engine, and the model's task (text or vectors)."""
 
     task: Literal["auto", "generate", "embed"] = "auto"
     watchdog_s: float = Field(default=30.0, gt=0)

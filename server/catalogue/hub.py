@@ -75,7 +75,7 @@ class FoundModel:
     is_cached: bool = False
     """True if the model comes from the local cache because the hub did not answer."""
     notice: str = ""
-    """A sentence for the log that says why the cache was used. It may be empty."""
+    """A sentence for the log that says why the cache was used, or an empty text."""
 
     @property
     def missing_bytes(self) -> int:

@@ -109,7 +109,7 @@ def local_models(
 def hub_model(
     repository: str, reader: FolderReader, snapshot: Path | None = None
 ) -> LocalModel | None:
-    """Return a repository's cached model. ``snapshot`` is a commit's folder, by default the best."""
+    """Return a repository's cached model. ``snapshot`` is a commit's folder, None for the best."""
     if snapshot is not None:
         return _read(reader, read_model, snapshot, repository, snapshot.name)
     folder = repository_folder(repository)

@@ -32,7 +32,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """Split ``NAME@REVISION``. The revision is None if the name has none."""
+    """Split ``NAME@REVISION``. The revision is None for a text without ``@``."""
     base, at, revision = name.partition("@")
     return (base, revision) if at and REVISION.fullmatch(revision) else (name, None)
 

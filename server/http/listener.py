@@ -1,4 +1,4 @@
-"""Binds the server's sockets before the model is read. They listen once the server can answer."""
+"""The server's sockets are bound before the model is read, and listen once it can answer."""
 
 import errno
 import re

@@ -44,7 +44,7 @@ class RequestObserver:
         logs_requests: bool,
         model: str | None = None,
     ) -> None:
-        """``recent`` stores ended requests. ``model`` names the only model; None means several."""
+        """``recent`` stores ended requests. ``model`` names the only model, if there is one."""
         self._app = app
         self._metrics = metrics
         self._recent = recent

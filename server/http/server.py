@@ -93,8 +93,8 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
 
 
 def connections_that_fit(connections: int) -> int:
-    """Increase the limit of file descriptors. Return how many of the wanted connections it allows,
-    but at least 1, while as many other connections are being refused."""
+    """Return how many of ``connections`` the raised limit of file descriptors allows, at least 1.
+    A connection counts twice, as a second one may be open for a moment to be refused."""
     allowed = raise_descriptor_limit()
     others = min(OTHER_DESCRIPTORS, max(FEWEST_OTHER_DESCRIPTORS, allowed // 2))
     return max(1, min(connections, (allowed - others) // 2))

@@ -179,7 +179,7 @@ def check_key(folder: ClusterFolder, head: str) -> None:
 
 
 def session_folder() -> Path:
-    """Return the folder for Ray's sockets and logs. Its path is short, as sockets need."""
+    """Return the folder for Ray's sockets and logs. The path of a socket must be short."""
     return Path(f"/tmp/quire-ray-{os.getuid()}")  # noqa: S108
 
 

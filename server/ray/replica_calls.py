@@ -37,7 +37,7 @@ class ReplicaReport:
 
 @dataclass(slots=True)
 class Route:
-    """Limits the replicas that a call may go to. The caller's and the router's threads share it."""
+    """Limits the replicas that a call may go to. A Route is shared by the caller and the router."""
 
     text: str = ""
     """One character for each full block of the prompt. Equal prefixes give equal characters."""

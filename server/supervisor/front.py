@@ -60,7 +60,7 @@ class Front:
     find: Callable[[], Iterable[ModelSource]]
     """Searches the disk for all models that can be served, which takes long."""
     awake: KeepAwake | None = None
-    """Keeps the machine awake during answers; None if the machine may sleep."""
+    """Keeps the machine awake during answers. It is None if the machine may sleep."""
     drain: Drain = field(default_factory=Drain)
     templates: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "templates"))
     """The thread that reads the models' chat templates."""

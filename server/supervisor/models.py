@@ -33,7 +33,7 @@ KV_BACKEND_FAILED_CODE = 4
 RETRY_LOAD_S = 5.0
 # A turn (see above) lasts `models.evict_after_idle_s`, but at most this long.
 MAX_TURN_S = 300.0
-# After a client's `Retry-After` time, its model keeps its place in the line this much longer.
+# A model keeps its place in the line for this long after the `Retry-After` time of a client.
 PLACE_KEPT_S = 10.0
 # A model stores the keep-alives of this many clients, and drops the one that ends first.
 MAX_CLIENTS = 64
@@ -57,7 +57,7 @@ class MemoryNeeds:
     """The memory that a model's process needs."""
 
     fixed_bytes: int
-    """All memory except that of K and V."""
+    """The memory of the process except for K and V."""
     least_kv_bytes: int
     """Memory for K and V of one sequence of full length."""
     most_kv_bytes: int
@@ -378,7 +378,7 @@ class ModelSupervisor:
                 assert other.needs is not None
                 least = other.needs.least_kv_bytes
                 await self._limit(other, max(least, other.kv_bytes - missing))
-        # The models to unload are chosen again after each unload, as they may get requests.
+        # The models to unload are chosen again after each one, as others may be used meanwhile.
         while (missing := wanted - self.free_bytes) > 0:
             victims = self._victims(model, missing)
             if any(victim.users for victim in victims):
@@ -389,7 +389,7 @@ class ModelSupervisor:
         return True
 
     def _others(self, model: ManagedModel) -> list[ManagedModel]:
-        """Return the loaded models except ``model``, in reverse order of ``loaded``."""
+        """Return the loaded models except ``model``, beginning with the longest unused idle one."""
         return [other for other in reversed(self.loaded) if other is not model]
 
     def _victims(self, model: ManagedModel, missing: int) -> list[ManagedModel]:
@@ -462,7 +462,7 @@ class ModelSupervisor:
         model.kv_bytes = before if limit is None else min(limit, model.kv_bytes)
 
     async def _share_out(self) -> None:
-        """Give all free memory to loaded models for K and V, in the order of ``loaded``."""
+        """Give all free memory to loaded models for K and V, beginning with models in use."""
         async with self._turn:
             for model in self.loaded:
                 assert model.needs is not None

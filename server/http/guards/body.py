@@ -43,7 +43,7 @@ class UnreadBody:
 
 
 def _brings_a_body(scope: Scope) -> bool:
-    """Return True if the request has a body, which a client with ``Expect`` may not send."""
+    """Return True if a body is sure to come. A client with ``Expect`` sends none if refused."""
     headers = Headers(scope=scope)
     is_long = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     return is_long and "expect" not in headers
@@ -52,7 +52,7 @@ def _brings_a_body(scope: Scope) -> bool:
 MAX_DIGITS = 20
 PLAIN = ("", "identity")
 ENCODED = "The body has a Content-Encoding, such as gzip, which is not read: send it plain."
-# Limit of the bodies of all requests in memory together. It is raised to a larger max_body_bytes.
+# Limit of the bodies of all requests in memory together. A larger max_body_bytes takes its place.
 MAX_ALL_BODIES_BYTES = 256 * 1024**2
 
 

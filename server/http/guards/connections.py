@@ -142,7 +142,7 @@ class GuardedProtocol(H11Protocol):
     # --- the life of a connection ---------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Serve the connection. If there are too many, hand it to OverflowProtocol."""
+        """Serve the connection, or let OverflowProtocol do so if there are too many connections."""
         if len(self.connections) >= self.rules.limits.max_connections and not self._make_room():
             self.rules.metrics.count_refusal(Refusal.CONNECTIONS)
             other = OverflowProtocol(self.rules.limits, self.rules.overflow)

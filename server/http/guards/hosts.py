@@ -220,7 +220,7 @@ class AllowedHosts:
             names.append(f"[{listened}]" if ":" in listened else listened)
         hosts: set[str | Address] = set()
         for name in names:
-            # Settings may write an IPv6 address without brackets.
+            # In settings, an IPv6 address may have no brackets, which read_authority requires.
             found = read_address(name) or getattr(read_authority(name), "host", None)
             if found is None:
                 raise SettingError(

@@ -122,7 +122,7 @@ class GrammarCompiler:
             self._load()
         except GrammarError as error:
             return str(error)
-        _ = self._vocabulary.thinking_masks, self._vocabulary.calling_masks  # computed once
+        _ = self._vocabulary.thinking_masks, self._vocabulary.calling_masks  # computes both
         return ""
 
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:

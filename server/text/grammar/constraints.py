@@ -185,8 +185,8 @@ START = {Channel.CONTENT: Phase.SAYING, Channel.REASONING: Phase.THINKING, None:
 
 class ReasoningConstraint:
     """Allows any reasoning, and forces its closing tag when the token budget is spent. After the
-    reasoning, the constraint ``answer`` applies, if given. If so, no token can end the answer
-    within the reasoning, and the last token of the closing tag cannot contain further text."""
+    reasoning, the constraint ``answer`` applies. If ``answer`` is not None, no token can end the
+    reasoning without the closing tag, or contain text after this tag."""
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ NO_TAG = r"NO_TAG: /(?s:.*)/ & ~/(?s:.*)<(\/?parameter|function=)(?s:.*)/"
 # A Lark terminal for any text that is no call in Llama's format.
 NO_CALL = r"NO_CALL: /\s*[^{\s](?s:.*)/ & ~/\s*<\|python_tag(?s:.*)/"
 NAME = r"NAME: /[A-Za-z_][A-Za-z0-9_]*/"
-# Maximum number of calls in an answer. A model that must call might never stop by itself.
+# Maximum number of calls in an answer. A model that must call tools might never stop.
 MAX_CALLS = 32
 # Limit of a grammar's rules: converting GBNF takes time with the square of their number.
 MAX_RULES = 500
@@ -207,7 +207,7 @@ class CallGrammar:
         self.rules.append(f"{rule}: {' '.join(parts)}")
 
     def _add_parameter(self, rule: str, parameter: Parameter) -> str:
-        """Add a parameter's rule. Return the rule's name, with "?" or "*" for its repetition."""
+        """Add a parameter's rule. Return its name, with "?" or "*" if it may be left out or repeated."""
         if NO_TAG not in self.rules:
             self.rules += [NO_TAG, NAME]
         close = lark_string(f"{LINE}</parameter>{LINE}")

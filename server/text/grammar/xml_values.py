@@ -69,7 +69,7 @@ class Parameter:
     name: str | None
     """The parameter's name. None allows any name."""
     times: Literal["", "?", "*"]
-    """How often the parameter may occur: once, at most once, or any number of times."""
+    """Says that the parameter occurs once, at most once, or any number of times."""
     values: list[ValueGrammar]
     """Alternative grammars for the value."""
 
