@@ -199,7 +199,7 @@ def _part_of(whole: "tqdm[Any]", file: WeightFile, stopped: threading.Event) -> 
         def close(self) -> None:
             """Do nothing: the bar of all files stays open."""
 
-        # The hub's client reports bytes before decompression and a file's rate by these methods.
+        # These ignore what the hub's client reports: bytes before decompression, and a file's rate.
         update_transfer = set_postfix_str = set_transfer_postfix_str = lambda *_, **__: None
 
     return Part

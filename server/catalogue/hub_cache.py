@@ -129,13 +129,13 @@ def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
 
 
 def is_weights(path: str, named: Set[str]) -> bool:
-    """Return True if a file contains weights. ``named`` are the files in the commit's index."""
+    """Return True if a file contains weights. ``named`` are the files that an index file lists."""
     return "/" not in path and (fnmatchcase(path, WEIGHTS) or path in named)
 
 
 def missing_weights(repository: str | None, folder: Path) -> list[str]:
-    """Return the weight files that a folder lacks, compared with the hub's cached list of the
-    repository's files, or else with its own index. Raises ModelNotFoundError, CheckpointError."""
+    """Return the weight files that a folder lacks. The hub's cached list of the repository's files
+    names them, or else the folder's index file. Raises ModelNotFoundError, CheckpointError."""
     listed = listed_weights(repository, folder) if repository else None
     named = set(read_index(folder).values()) if listed is None else set(listed)
     return sorted(file for file in named if not (folder / file).exists())

@@ -1,7 +1,7 @@
 """Lists the models on this disk: in the Hugging Face hub's cache and in configured folders.
 
-No weights are read, only config.json, the index and the headers of safetensors files. A process
-with limits opens and checks the files: see folder_reader.py."""
+Only config.json, model.safetensors.index.json and headers of weight files are read. A process with
+limits opens and checks the files: see folder_reader.py."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -309,8 +309,8 @@ def shape_problem(path: str) -> str | None:
 
 
 def checkpoint_in(folder: Path, embeds: bool | None, promised_bytes: int | None) -> Checkpoint:
-    """Read a checkpoint. ``promised_bytes`` is the size of all weights if some are still on the
-    hub. Raises CheckpointError."""
+    """Read a model's checkpoint (sizes of weights). ``promised_bytes`` is the size of all weights
+    if some are still on the hub. Raises CheckpointError."""
     if promised_bytes is None:
         return read_checkpoint(folder, embeds=embeds)
     return promised_checkpoint(folder, promised_bytes, embeds=embeds)

@@ -24,7 +24,7 @@ CLOSE_TIMEOUT_S = 1
 LISTEN_BACKLOG = 2048
 # Number of connections that asyncio accepts, or tries to accept, at a time.
 ACCEPTS_AT_ONCE = 16
-# File descriptors reserved for all but connections, such as heaps and model files. If the process
+# File descriptors reserved for all but connections, such as model files. If the process
 # may open few files, half of them are reserved, but at least as many as an idle server has open.
 OTHER_DESCRIPTORS = 256
 FEWEST_OTHER_DESCRIPTORS = 32

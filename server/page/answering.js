@@ -9,7 +9,7 @@ export class Answering {
   #first = null;
   #newest = null;
 
-  // turns are earlier turns. look() returns the newest memory map, or null. loads is true if the model must be loaded.
+  // turns are earlier turns. look() returns the server's memory map, or null. loads is true for an unloaded model.
   constructor({ system, sampling, model }, turns, question, { look, loads }) {
     const { thinking = true, ...numbers } = sampling;
     this.look = look;

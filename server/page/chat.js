@@ -1,4 +1,4 @@
-// The open conversation: shows its turns, sends the text of the input box, and sends edited questions again.
+// Shows the turns (questions with answers) of the open conversation, and sends new and edited questions.
 
 import { describe, ServerError } from "./api.js";
 import { Answering } from "./answering.js";

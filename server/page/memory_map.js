@@ -104,8 +104,8 @@ export function expandSharers(runs, blocks) {
 
 // --- positions of the cells ----------------------------------------------------------------------
 
-// Returns the grid with the largest cells with which all heaps fit. A heap has one row or a few rows, of equal
-// length if possible. Small heaps stand side by side. If no grid fits, the map scrolls.
+// Returns the grid with the largest cells with which all heaps (large pieces of memory) fit. A heap has one row or a
+// few rows, of equal length if possible. Small heaps stand side by side. If no grid fits, the map scrolls.
 function layOut() {
   const perHeap = data.geometry.blocks_per_heap;
   const width = map.clientWidth - LABEL_PX - 2;

@@ -1,4 +1,4 @@
-// Explains turns: their cost, why they were slow, and the text at which the prompt left the prefix cache.
+// Explains turns (questions with answers): their cost, their slowness, and where prompts left the prefix cache.
 
 import { askJson, describe } from "./api.js";
 import { messagesOf } from "./conversation.js";

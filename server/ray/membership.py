@@ -1,4 +1,4 @@
-"""Stores the last report of each replica of a cluster, and adds up the engines' statistics."""
+"""Stores the last report (state) of each replica, and adds up the engines' statistics."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

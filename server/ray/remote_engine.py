@@ -73,8 +73,8 @@ class RemoteEngine:
         silence_s: float = SILENCE_S,
         report_period_s: float = REPORT_PERIOD_S,
     ) -> None:
-        """A client gets at most ``max_share_ratio`` of all slots. A replica that sends nothing for
-        ``silence_s`` seconds is lost."""
+        """An API key gets at most ``max_share_ratio`` of all slots (places for requests). A replica
+        that sends nothing for ``silence_s`` seconds is lost."""
         self._replicas = replicas
         self._silence_s = silence_s
         self._report_period_s = report_period_s

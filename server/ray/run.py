@@ -46,7 +46,8 @@ AskKey = Callable[[], str]
 
 
 def start_cluster(address: str | None, port: int | None) -> str:
-    """Make this machine a cluster's head, and return the user's next steps. Raises ClusterError."""
+    """Make this machine a cluster's head (first machine). Return instructions for the user. Raises
+    ClusterError."""
     folder = cluster_folder()
     key = ensure_key(folder.key)
     node = start_head(folder, key, address or _own_address(), port or HEAD_PORT)

@@ -49,7 +49,7 @@ STORED_TARGET = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,64}(?=[/?]|\Z)")
 
 
 def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
-    """Make the ASGI application. Its start loads pinned models, its end ends models' processes."""
+    """Make the ASGI application. Its start loads the models in models.pinned, its end ends all."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -168,7 +168,7 @@ async def _status(process: ModelProcess, target: bytes, headers: Headers) -> int
 
 
 def client_of(request: Request) -> bytes:
-    """Return a digest of a client's key and address, under which its keep-alive is stored."""
+    """Return a digest of a client's key and address, which stands for the client."""
     host = request.client.host if request.client else ""
     return sha256(f"{request_key(request.headers)}\n{host}".encode()).digest()
 

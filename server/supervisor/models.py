@@ -5,7 +5,7 @@
 A loaded model holds memory for weights, for K and V (cached keys and values) of one sequence of
 full length, and for more K and V while the budget has room. To load another model, loaded models
 first give up unused K and V, and then the model that was used longest ago is unloaded. Any model
-is unloaded after its keep-alive.
+is unloaded after its keep-alive (time without requests).
 
 Models wait for memory in a line, in the order of their first requests. After a turn (the time
 ``_turn_s``) a waiting model gets the memory of models that have been loaded for a turn. Such a
@@ -35,7 +35,7 @@ RETRY_LOAD_S = 5.0
 MAX_TURN_S = 300.0
 # A model keeps its place in the line for this long after the `Retry-After` time of a client.
 PLACE_KEPT_S = 10.0
-# A model stores the keep-alives of this many clients, and drops the one that ends first.
+# A model stores this many clients' keep-alives, and drops the keep-alive that ends first.
 MAX_CLIENTS = 64
 NOBODY = b""
 """The key in KeepAlive for a loaded model that no client has used yet."""
@@ -428,7 +428,7 @@ class ModelSupervisor:
                 other.yields_to = None
 
     def _kept_bytes(self, model: ManagedModel) -> int:
-        """Return the bytes to keep for models earlier in the line that have waited ``_turn_s``."""
+        """Return the bytes to keep free for earlier models in the line that waited ``_turn_s``."""
         assert model.waits_since is not None
         latest = self._clock() - self._turn_s
         return sum(

@@ -34,7 +34,7 @@ NO_ABILITIES = Abilities((), "")
 
 
 def add_info_routes(router: APIRouter, front: Front) -> None:
-    """Add the routes of Ollama's API that the front itself answers."""
+    """Add the routes of Ollama's API that the front answers without a model's process."""
 
     async def fitting() -> list[ModelInfo]:
         return [info_of(front, model) async for model in front.fitting()]

@@ -36,8 +36,8 @@ class Refusal:
 
 
 class GrammarCache:
-    """Caches the newest grammars and refusals by a digest of the spec. A grammar's bytes count as
-    used until neither the cache nor an answer uses the grammar."""
+    """Caches the newest grammars and refusals by a digest of their ConstraintSpec. A grammar's
+    bytes count as used until neither the cache nor an answer uses the grammar."""
 
     def __init__(self, max_bytes: int, max_grammars: int) -> None:
         """``max_bytes`` limits all grammars that exist, ``max_grammars`` only the cached ones."""
@@ -128,8 +128,8 @@ class GrammarCompiler:
     async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
         """Compile an answer's constraint, or return None if any text is allowed. ``begun`` is the
         beginning of the answer, if the client has written one. Raises GrammarError if the format
-        is unsupported, UnfitBeginningError if ``begun`` violates the format, and WorkerBusyError
-        or GrammarMemoryError if there is no room now."""
+        is unsupported, UnfitBeginningError if ``begun`` violates the format, WorkerBusyError if
+        too many grammars wait, and GrammarMemoryError if they use all memory for grammars."""
         if not spec.has_grammar and not spec.has_budget:
             return None
         answer = await self._answer(spec, begun) if spec.has_grammar else None
@@ -177,7 +177,7 @@ class GrammarCompiler:
         return grammar
 
     async def _compile_once(self, digest: bytes, spec_text: str) -> CompiledGrammar | Refusal:
-        """Compile a spec once for all requests that wait for it, even if the first is cancelled."""
+        """Compile a grammar once for all requests that need it, even if the first is cancelled."""
         making = self._making.get(digest)
         if making is None:
             making = self._making[digest] = asyncio.create_task(self._make(digest, spec_text))

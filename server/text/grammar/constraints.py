@@ -15,7 +15,7 @@ from server.text.grammar.vocabulary import Vocabulary, set_bits
 from server.text.parser import CLOSE, OPEN
 
 READ_TOGETHER = 16  # number of tokens that one call of llguidance reads
-# One slow mask is tolerated in each answer, because Python's garbage collector may cause it.
+# One slow mask (bits of allowed tokens) per answer is tolerated: garbage collection may cause it.
 SLOW_MASKS_SPARED = 1
 
 

@@ -1,9 +1,9 @@
-"""The grammar worker: a process that forks a child, with limits, for each constraint spec.
+"""The grammar worker: a process that forks a limited child for each required answer format.
 
 The worker reads frames from standard input and writes frames to standard output. A frame is a
 length as four big-endian bytes, and then content of this length. The first frame is the tokenizer's
 text, which is read once, as every child inherits the tokenizer. All other frames are JSON. The
-worker gets constraint specs, and sends estimates of their grammars' costs, in any order.
+worker gets ConstraintSpecs, and sends estimates of their grammars' costs, in any order.
 
 The kernel ends a child that exceeds its processor time. The worker ends a child that exceeds its
 memory or wall time. The worker has one thread, and never imports numpy, MLX or the engine."""
@@ -54,8 +54,8 @@ class CostEstimate:
 
 
 def estimate_cost(spec_text: str, tokens: Tokens, max_mask_s: float) -> CostEstimate:
-    """Compile a constraint spec in JSON, and try its grammar on the first tokens of some answers.
-    Each token's mask may take ``max_mask_s`` seconds of processor time."""
+    """Compile a ConstraintSpec in JSON, and try its grammar on the first tokens of some answers.
+    Before each token, the search for allowed tokens may take ``max_mask_s`` of processor time."""
     spec = spec_of_json(spec_text)
     try:
         with deep_threads(1) as thread:
@@ -86,7 +86,7 @@ STARVED = "starved"
 
 @dataclass(slots=True)
 class Child:
-    """A forked process that compiles one constraint spec."""
+    """A forked process that compiles one ConstraintSpec."""
 
     number: int
     pid: int

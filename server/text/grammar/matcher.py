@@ -24,7 +24,7 @@ FIRST_GRAMMAR = json.dumps({"grammars": [{"json_schema": {"type": "object"}}]})
 
 
 def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """Compile a grammar, and compute the mask of its first token. Raises GrammarError."""
+    """Compile a grammar, and compute which tokens may come first. Raises GrammarError."""
     limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
     _mask(matcher)
@@ -33,7 +33,7 @@ def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
 
 def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -> None:
     """Try a grammar on the first tokens of some fixed answers. Raises GrammarError if the grammar
-    reaches a limit, such as ``max_mask_s`` of processor time for a token's mask."""
+    reaches a limit, such as ``max_mask_s`` of processor time for finding the allowed tokens."""
     rng = random.Random(0)  # noqa: S311
     mask = _mask(matcher)
     letters = [token for byte in range(256) for token in tokenizer.tokenize_bytes(bytes([byte]))]

@@ -153,7 +153,7 @@ BESIDE = 1e-9
 LARGEST_CLOSED = 10**6
 # Control characters that llguidance can write in strings.
 WRITABLE_CONTROLS = frozenset("\b\f\n\r\t")
-# Limits, since llguidance recurses, and takes time with the square of the number of properties.
+# Limits of a schema: llguidance recurses, and takes time with the square of its properties.
 MAX_DEPTH = 50
 MAX_SUBSCHEMAS = 5000
 MAX_PROPERTIES = 1000

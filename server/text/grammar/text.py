@@ -1,4 +1,4 @@
-"""Writes a constraint spec for llguidance, as a list of grammars that refer to each other."""
+"""Writes a ConstraintSpec for llguidance, as a list of grammars that refer to each other."""
 
 import json
 import re
@@ -207,7 +207,7 @@ class CallGrammar:
         self.rules.append(f"{rule}: {' '.join(parts)}")
 
     def _add_parameter(self, rule: str, parameter: Parameter) -> str:
-        """Add a parameter's rule. Return its name, with "?" or "*" if it may be left out or repeated."""
+        """Add a parameter's rule. Return its name, with "?" or "*" if optional or repeated."""
         if NO_TAG not in self.rules:
             self.rules += [NO_TAG, NAME]
         close = lark_string(f"{LINE}</parameter>{LINE}")

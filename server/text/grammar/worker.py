@@ -1,6 +1,6 @@
 """Makes another process, the worker, estimate a grammar's cost before this process compiles it.
 
-Two queues keep simple constraint specs from waiting for specs that take seconds to compile::
+Two queues keep simple ConstraintSpecs from waiting for others that take seconds to compile::
 
     spec --> quick queue: at most QUICK_CPU_S of processor time --> estimate
                  | exceeded
@@ -31,7 +31,7 @@ from server.text.grammar.fork_server import (
 from server.text.grammar.text import TokenizerFacts
 
 MAX_SPEC_BYTES = 256 * 1024
-# Number of specs in each queue that may run at the same time, and number that may wait.
+# Number of ConstraintSpecs in each queue that may run at the same time, and that may wait.
 QUICK_AT_ONCE, QUICK_WAITING = 2, 64
 SLOW_AT_ONCE, SLOW_WAITING = 1, 8
 QUICK_CPU_S = 0.1
@@ -57,7 +57,7 @@ class GrammarLimits:
     max_memory_bytes: int = 32 * 1024**2
     """Limit of the memory of one grammar."""
     max_mask_s: float = 0.1
-    """Processor time for one token's mask. The second slower mask ends the answer."""
+    """Processor time to find the tokens that may come next. The second excess ends an answer."""
     max_kept: int = 64
     max_kept_bytes: int = GRAMMAR_BYTES
     """Limit of the memory of all grammars that are cached or in use."""
@@ -68,7 +68,7 @@ class GrammarLimits:
 
 
 class WorkerBusyError(Exception):
-    """Raised if the worker has no room for a constraint spec now."""
+    """Raised if the worker has no room for a ConstraintSpec now."""
 
 
 class GrammarWorker:
@@ -87,7 +87,7 @@ class GrammarWorker:
         self._closed = False
 
     async def estimate(self, spec_text: str) -> CostEstimate:
-        """Estimate a constraint spec's cost. Raises WorkerBusyError if the worker has no room."""
+        """Estimate a ConstraintSpec's cost. Raises WorkerBusyError if the worker has no room."""
         async with self._quick.turn():
             answer = await self._ask(spec_text, self._quick)
         if answer.get("ended") in (OVER_TIME, STARVED):
@@ -138,7 +138,7 @@ class GrammarWorker:
 
 
 class _Queue:
-    """A queue of constraint specs that run or wait."""
+    """A queue of ConstraintSpecs that run or wait."""
 
     def __init__(self, at_once: int, waiting: int, cpu_s: float, wall_s: float, nice: int) -> None:
         """``cpu_s`` and ``wall_s`` limit the processor time and the wall time of each spec."""
