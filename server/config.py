@@ -1,7 +1,7 @@
 """Defines all settings with limits and defaults. A command's flag wins over an environment variable
-``QUIRE_<SECTION>__<FIELD>``, which wins over the TOML file (``--config``, or the user's own), which
-configs/quire.toml documents. Settings of engine/config.py and kvcache/config.py are added to those
-of this file. A size may be written with a unit: ``4GiB``, or ``65536``."""
+``QUIRE_<SECTION>__<FIELD>``, and this wins over the TOML file (``--config``, or the user's own).
+configs/quire.toml documents all settings, even those of engine/config.py and kvcache/config.py,
+which are added here. A size may be written with a unit: ``4GiB``, or ``65536``."""
 
 import inspect
 import re
@@ -145,7 +145,7 @@ UnseenRule = Literal["refuse", "placeholder"]
 
 
 class ImagesSection(Section):
-    """For each API, conversations with images or files get a 400, or a note in their place."""
+    """For each API, images and files in conversations are refused, or replaced by a note."""
 
     chat: UnseenRule = "refuse"
     responses: UnseenRule = "placeholder"

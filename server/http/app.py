@@ -1,4 +1,4 @@
-"""Builds the ASGI application from routes, error handlers and guards. Releases idle memory."""
+"""Builds the ASGI application from routes, error handlers and guards. Frees memory when idle."""
 
 import asyncio
 import gc

@@ -42,7 +42,7 @@ def adding(headers: Mapping[str, str], send: Send) -> Send:
 
 
 REQUEST_ID_HEADER = "request-id"
-"""Anthropic's name for the header with the request id. Only responses of its API carry it."""
+"""Anthropic's name for the header with the request id, for responses of Anthropic's API."""
 
 
 def note_error(state: dict[str, Any], error: ApiError) -> None:

@@ -1,4 +1,4 @@
-"""The server's sockets are bound before the model is read, and listen once it can answer."""
+"""Binds sockets before the model is read, and lets them listen once the server can answer."""
 
 import errno
 import re

@@ -112,7 +112,7 @@ class GuardedServer(uvicorn.Server):
 
 class DrainedServer(GuardedServer):
     """A server that after a signal ends running answers, and answers 503 to new requests. Idle
-    connections stay open: a request may be on its way. Ends at once if the engine fails."""
+    connections stay open: a request may be on its way. If the engine fails, the server ends."""
 
     def __init__(
         self, config: uvicorn.Config, requests: Requests, drain: Drain, drain_s: float

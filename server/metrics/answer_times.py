@@ -90,7 +90,7 @@ class RequestTimes:
         return sum(answer.tokens for answer in self.answers)
 
     def tokens_per_s(self, ended_s: float) -> float | None:
-        """Return the speed after the first token, or None. The request took ``ended_s`` seconds."""
+        """Return tokens per second after the first token, or None. The request took ``ended_s``."""
         tokens, first_s = self.generated_tokens, self.first_token_s
         elapsed_s = 0.0 if first_s is None else ended_s - first_s
         return (tokens - 1) / elapsed_s if tokens > 1 and elapsed_s > 0 else None
@@ -172,7 +172,7 @@ class RecentRequests:
         self._ended: deque[tuple[bytes, float, dict[str, Any]]] = deque(maxlen=KEPT_REQUESTS)
 
     def add(self, times: RequestTimes) -> None:
-        """Store the figures of an ended request if it reached the engine. Drop the oldest ones."""
+        """Store the figures of an ended request if it reached the engine. Drop the oldest."""
         if not times.answers:
             return
         now = self.clock()

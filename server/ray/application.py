@@ -28,7 +28,7 @@ NODE_ID = "ray.io/node-id"
 INGRESS, REPLICA = "ingress", "replica"
 ROUTER = "server.ray.router:PrefixRouter"
 # Ray adds a replica when the mean number of requests over LOOK_BACK_S has exceeded BUSY_SHARE of
-# the replicas' capacity for MORE_AFTER_S. Ray ends a replica after FEWER_AFTER_S below that.
+# the replicas' capacity for MORE_AFTER_S. Ray ends a replica after a lower mean for FEWER_AFTER_S.
 LOOK_BACK_S = 15.0
 BUSY_SHARE = 0.9
 MORE_AFTER_S = 5.0

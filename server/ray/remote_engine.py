@@ -1,7 +1,7 @@
 """Presents the engines of all replicas of a cluster to the HTTP server as one ServingEngine.
 
 Each prompt goes to one replica that answers and is not full. If a replica is lost, its prompts
-without a generated token move to another replica. An answer that has begun ends with an error."""
+without a generated token move to another replica, and its other answers end with an error."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ SILENCE_S = 5.0
 REPORT_PERIOD_S = 1.0
 MAX_LOSSES = 3
 FULL_PAUSE_S = 0.05
-# The first code point after the surrogates. UTF-8 can encode the sum of this and any 20 bits.
+# The first code point after the surrogates. UTF-8 can encode this plus any 20-bit number.
 BEHIND_SURROGATES = 0xE000
 
 log = logging.getLogger(__name__)

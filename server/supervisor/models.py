@@ -27,7 +27,7 @@ from server.protocol.ollama.answer import ModelFacts
 from server.protocol.wire_errors import RETRY_AFTER_S
 from server.supervisor.process import LoadError, ModelProcess
 
-# Exit code of a process whose GPU memory for K and V failed. The restart uses another kind of it.
+# Exit code of a process whose GPU memory for K and V failed. A restart uses another backend.
 KV_BACKEND_FAILED_CODE = 4
 # Pause in seconds between a failed load of a model and the next attempt.
 RETRY_LOAD_S = 5.0
@@ -94,7 +94,7 @@ class ModelSource(Protocol):
     def pinned(self) -> bool: ...
 
     def needs(self) -> MemoryNeeds:
-        """Return the memory that the model needs. Raises LoadError if it cannot be served."""
+        """Return the needed memory. Raises LoadError for a model that cannot be served."""
 
     def facts(self) -> ModelFacts: ...
 
@@ -251,7 +251,7 @@ class ModelSupervisor:
         return False
 
     async def _needs_of(self, model: ManagedModel) -> MemoryNeeds:
-        """Return the memory that the model needs, computed once per source. Raises LoadError."""
+        """Return the model's needed memory, computed when its files change. Raises LoadError."""
         while model.read is not model.source:
             source, model.unfit = model.source, None
             try:
@@ -270,7 +270,7 @@ class ModelSupervisor:
     async def use(
         self, model: ManagedModel, client: bytes, keep_alive_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Count a client's request while the context is open. Note the keep-alive at the end."""
+        """Count a client's request while the context is open. Then store its keep-alive."""
         model.users += 1
         try:
             yield
@@ -378,7 +378,7 @@ class ModelSupervisor:
                 assert other.needs is not None
                 least = other.needs.least_kv_bytes
                 await self._limit(other, max(least, other.kv_bytes - missing))
-        # The models to unload are chosen again after each one, as others may be used meanwhile.
+        # The models to unload are chosen again after each unload: a chosen model may be in use now.
         while (missing := wanted - self.free_bytes) > 0:
             victims = self._victims(model, missing)
             if any(victim.users for victim in victims):
@@ -453,7 +453,7 @@ class ModelSupervisor:
         return error
 
     async def _limit(self, model: ManagedModel, kv_bytes: int) -> None:
-        """Limit a model's K and V to ``kv_bytes``, or to what is used now if that is more."""
+        """Limit a model's K and V to ``kv_bytes``, or to the bytes in use if these are more."""
         if model.process is None or kv_bytes == model.kv_bytes:
             return
         # A raised limit counts before the process sets it, a lowered one after the process did.

@@ -288,7 +288,7 @@ class ModelProcess:
         code = await self._child.wait()
         if not self._ready.done():
             self._ready.set_exception(LoadError(self._reason))
-            self._ready.exception()  # asyncio logs an exception that nothing has read
+            self._ready.exception()  # otherwise asyncio logs it as never retrieved
         self._writer.close()
         self._path.unlink(missing_ok=True)
         await self._connections.aclose()
@@ -296,7 +296,7 @@ class ModelProcess:
 
     async def _hear_all(self) -> None:
         """Read messages until the connection ends. Raises TimeoutError if loading makes no
-        progress, and Python's errors for a malformed line or one of more than 64 KiB."""
+        progress, and Python's errors for a malformed line or a line of more than 64 KiB."""
         last = b""
         while True:
             async with asyncio.timeout_at(self._due):

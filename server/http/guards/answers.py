@@ -9,13 +9,13 @@ from server.http.errors import answer_with
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import internal_error, shutting_down
 
-# Monitoring programs get answers at these paths even while the server drains.
+# Monitoring programs get answers at these paths even while the server shuts down.
 STAYS_OPEN = frozenset({"/health", "/ready", "/metrics"})
 
 
 class AnswerGuard:
     """Tracks running requests. While the server drains (waits for running answers at its end), new
-    requests get 503. After the wait, running requests without an answer get 503, too. If a route
+    requests get 503. After the wait, requests whose answers have not begun get 503, too. If a route
     fails, the client gets 500 or a broken connection, and the observer logs the exception."""
 
     def __init__(self, app: ASGIApp, drain: Drain, count_refusal: CountRefusal) -> None:

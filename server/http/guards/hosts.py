@@ -78,7 +78,7 @@ HEADER_NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AllowedOrigins:
-    """The origins of pages that may send requests: this machine, programs, and settings."""
+    """The origins of pages that may send requests: local ones, programs, and configured ones."""
 
     configured: frozenset[str]
     schemes: frozenset[str] = SCHEMES_OF_PROGRAMS

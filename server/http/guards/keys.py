@@ -114,7 +114,7 @@ def _unauthorized(has_key: bool) -> ApiError:
 
 
 def check_access(settings: Config) -> None:
-    """Raise SettingError for bad access settings, or if other machines could connect keyless."""
+    """Raise SettingError for bad access settings, or if other machines need no key to connect."""
     keys = Keys.of(settings.access)
     AllowedHosts.of(settings)
     AllowedOrigins.of(settings.access)

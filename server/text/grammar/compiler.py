@@ -106,7 +106,7 @@ class GrammarCompiler:
         worker: Callable[[GrammarTokenizer], GrammarWorker],
         limits: GrammarLimits,
     ) -> None:
-        """``worker`` makes the process that estimates costs, when the first grammar comes."""
+        """``worker`` makes the process that estimates costs, for the first grammar to compile."""
         self._vocabulary = vocabulary
         self._make_worker = worker
         self._limits = limits

@@ -61,7 +61,7 @@ class GrammarConstraint:
         started_s = time.thread_time()
         self._take_in()
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
-        # An error is raised before the mask is used, as that would allow the answer to end.
+        # After an error the mask is not used: such a mask would allow the answer to end.
         self._check("allows no token")
         self._slow_masks += time.thread_time() - started_s > self._max_mask_s
         if self._slow_masks > SLOW_MASKS_SPARED:

@@ -177,7 +177,7 @@ class ForkServer:
 
 
 def run_child(request: dict[str, Any], tokens: Tokens, into: int) -> NoReturn:
-    """Estimate a spec's cost in a child, write it to the descriptor ``into``, and exit."""
+    """Estimate a grammar's cost in a child, write it to the descriptor ``into``, and exit."""
     signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
     os.nice(request["nice"])
     with open(into, "wb") as sink:
