@@ -56,6 +56,7 @@ class EnginePlan:
     threads: int
     instruction_set: str
     activations: Activations
+    """Never "auto"."""
 
     @property
     def on_gpu(self) -> bool:
@@ -104,6 +105,12 @@ def plan_engine(
     if problem is not None:
         raise LayoutError(f"{problem}: serve it with --kv-backend posix")
     known = metal_ext.instruction_sets()
+    chosen_set = known[0] if config.instruction_set == "auto" else config.instruction_set
+    activations = config.activations
+    if activations == "auto":
+        activations = choose_activations(
+            chosen_set, checkpoint.dtype, quantised=bool(checkpoint.packings)
+        )
     if config.instruction_set not in ("auto", *known):
         raise LayoutError(
             f"engine.instruction_set is {config.instruction_set!r}, and this machine has "
@@ -114,9 +121,18 @@ def plan_engine(
         choice,
         plan_memory(config, checkpoint, machine, choice.kv_backend),
         config.threads or machine_threads(),
-        known[0] if config.instruction_set == "auto" else config.instruction_set,
-        config.activations,
+        chosen_set,
+        activations,
     )
+
+
+def choose_activations(instruction_set: str, dtype: str, *, quantised: bool) -> Activations:
+    """Choose how a CPU rounds activations. AMX multiplies float32 as fast; only the set "bf16" has
+    products of bfloat16. `make quality` compares the cost with mlx-lm's. dtype: the checkpoint's.
+    """
+    if quantised:
+        return "float32" if instruction_set == "amx" else "int8"
+    return "bfloat16" if (instruction_set, dtype) == ("bf16", "BF16") else "float32"
 
 
 def unserved(spec: ModelSpec, kv_backend: KVBackend) -> str | None:

@@ -11,7 +11,7 @@ from kvcache.config import CacheSettings as CacheSettings
 
 # The limit of memory for compiled grammars, both cached grammars and grammars of running answers.
 GRAMMAR_BYTES = 128 * MIB
-Activations = Literal["float32", "bfloat16", "int8"]
+Activations = Literal["auto", "float32", "bfloat16", "int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,9 @@ class EngineConfig(CacheSettings):
     threads: Annotated[int, Ge(1), Le(256)] | None = None
     instruction_set: str = "auto"
     """The instruction set of the CPU's kernels; "auto" chooses the best one."""
-    activations: Activations = "float32"
-    """The type to which a CPU may round activations before products with weights."""
+    activations: Activations = "auto"
+    """The type to which a CPU may round activations before products with weights: "float32" rounds
+    nothing, "auto" rounds where that is fast and costs less than mlx-lm's bfloat16."""
     mlx_cache_bytes: int = 256 * MIB
     residency_keep_s: Annotated[float, Ge(0), Le(86_400)] = 180.0
     """How long the GPU's memory stays resident after the last step."""

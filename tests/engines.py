@@ -89,6 +89,7 @@ CONFIG = EngineConfig(
     max_num_batched_tokens=64,
     step_time_target_ms=1e6,  # how long steps take steers nothing
     threads=1,
+    activations="float32",  # answers equal mlx-lm's in float32, on any processor
     idle_release_s=0.05,
     prefix_cache=True,
     prefix_keep_s=0.05,

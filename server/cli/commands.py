@@ -53,6 +53,11 @@ FLAGS: dict[str, tuple[str, type, str]] = {
         "Longest pause (ms) that a prompt causes in answers.",
     ),
     "threads": ("engine.threads", int, "CPU threads."),
+    "activations": (
+        "engine.activations",
+        str,
+        "Rounding in a CPU's products: auto, float32 (none), bfloat16 or int8.",
+    ),
     "log_level": ("log.level", str, "debug, info, warning or error."),
     "insecure_no_auth": ("access.insecure_no_auth", bool, "Let other machines in without a key."),
 }

@@ -1,10 +1,9 @@
 """quire beside llama-server on every instruction set of this processor, at a real model's size.
 
 For each set a llama-server that was built for it (tests/bench/llama.py), quire that is told to run
-with it, and, where that makes a difference, quire whose products may round their inputs as
-llama.cpp's do: to bfloat16 times bfloat16 weights, to 8 bits times codes. All have the same
-weights. Servers of one set take turns and run alone; rounds go over all sets. sse2 is left out: it
-has no peer. What a server runs with is found out, not believed: quire says it, and the system,
+with it, and, where quire rounds activations by default, quire that rounds nothing. All have the
+same weights. Servers of one set take turns and run alone; rounds go over all sets. sse2 is left
+out: it has no peer. What a server runs with is found out, not believed: quire says it, and the system,
 which must be Linux, says which library llama-server has loaded.
 """
 
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import CalledProcessError
 
+from engine.build import choose_activations
 from tests.bench import llama
 from tests.bench.compare import (
     Case,
@@ -33,7 +33,7 @@ from tests.bench.peers import OURS, BrokenError, Contest, LlamaServer, Server, S
 from tests.bench.table import Part, Rounds, Row
 
 LLAMA_SERVER = "llama-server"
-ROUNDED = "quire, rounded activations"
+EXACT = "quire, float32 activations"
 DECODE_PROMPT_TOKENS = 58
 PROMPT_TOKENS, ANSWER_TOKENS = 252, 64
 MAX_LOAD_S = 300.0
@@ -170,21 +170,13 @@ def _contestants(
     settings = ["--log-level", "info", "--set", f"engine.instruction_set={name}"]
     plain = quire(weights.ours, threads).told(OURS, *settings)
     ours = [plain]
-    if (rounded := rounded_activations(name, quantised=weights.quantised)) is not None:
-        ours.append(plain.told(ROUNDED, "--set", f"engine.activations={rounded}"))
+    if choose_activations(name, "BF16", quantised=weights.quantised) != "float32":
+        ours.append(plain.told(EXACT, "--activations", "float32"))
     programs, kernels = builds.programs, builds.kernels(name)
     return [
         *ours,
         LlamaServer(programs, kernels, weights.theirs, SLOTS, SLOT_TOKENS, LLAMA_SERVER),
     ]
-
-
-def rounded_activations(name: str, *, quantised: bool) -> str | None:
-    """Return the type to which x is rounded as llama.cpp does; None where the set has no use for
-    it."""
-    if quantised:
-        return None if name == "amx" else "int8"
-    return "bfloat16" if name == "bf16" else None
 
 
 def _measure(
@@ -229,10 +221,12 @@ def loaded_kernels(maps: str) -> str:
 
 
 def _rows(found: Measurement, cases: Cases, weights: Weights, name: str) -> list[Row]:
-    """Return the rows of one instruction set, those with float32 activations first."""
+    """Return the rows of one instruction set, those of the default activations first."""
     rows: list[Row] = []
-    rounded = rounded_activations(name, quantised=weights.quantised)
-    sides = {OURS: ""} | ({} if rounded is None else {ROUNDED: f", {rounded} activations"})
+    chosen = choose_activations(name, "BF16", quantised=weights.quantised)
+    sides = {OURS: f", {chosen} activations"}
+    if chosen != "float32":
+        sides[EXACT] = ", float32 activations"
     for label, ending in sides.items():
         rows += _prompt_rows(found.seen, label, ending, cases.prompts)
         rows += _decode_rows(found.seen, label, ending, cases.decodes)

@@ -243,8 +243,8 @@ class ModelStore:
 
         return self._made("-bfloat16", write)
 
-    def quantised(self) -> Path:
-        return self._made("-4-bit", lambda folder: quantise(self.bfloat16(), folder))
+    def quantised(self, bits: int = QUANTISED_BITS) -> Path:
+        return self._made(f"-{bits}-bit", lambda folder: quantise(self.bfloat16(), folder, bits))
 
     def gguf(self) -> Path:
         """Raises ImportError without the package ``gguf``."""
@@ -274,28 +274,28 @@ class ModelStore:
         return path
 
 
-def quantise(source: Path, made: Path) -> Path:
-    """Pack every matrix of a model in MLX's 4 bits."""
+def quantise(source: Path, made: Path, bits: int = QUANTISED_BITS) -> Path:
+    """Pack every matrix of a model as MLX does."""
     shutil.copytree(source, made, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((source / "config.json").read_text())
     weights = mx.load(str(source / "model.safetensors"))
     assert isinstance(weights, dict)
-    packed = _quantised(weights, config)
+    packed = _quantised(weights, config, bits)
     mx.save_safetensors(str(made / "model.safetensors"), packed, {"format": "mlx"})
     (made / "config.json").write_text(json.dumps(config, indent=1))
     return made
 
 
-def _quantised(weights: Weights, config: Config) -> Weights:
+def _quantised(weights: Weights, config: Config, usual_bits: int) -> Weights:
     """Pack every matrix, the embedding among them; routers in 8 bits, as mlx-lm has them. config
     gets the fields for reading them."""
-    quantization: Config = {"group_size": QUANTISED_GROUP, "bits": QUANTISED_BITS}
+    quantization: Config = {"group_size": QUANTISED_GROUP, "bits": usual_bits}
     packed: Weights = {}
     for name, array in weights.items():
         if array.ndim < 2 or "conv1d" in name:
             packed[name] = array
             continue
-        module, bits = name.removesuffix(".weight"), QUANTISED_BITS
+        module, bits = name.removesuffix(".weight"), usual_bits
         if module.endswith(".mlp.gate"):
             bits = ROUTER_BITS
             quantization[module] = {"group_size": QUANTISED_GROUP, "bits": bits}

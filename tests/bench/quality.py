@@ -45,7 +45,8 @@ Numbers = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 DEMO = ROOT / "configs" / "demo"
 RANDOM = "qwen3-0.6b"
-FORMS = ("bfloat16", "4-bit")
+FORMS = {"bfloat16": None, "4-bit": 4, "8-bit": 8}
+"""The bits of a quantised form's weights."""
 ACTIVATIONS = ("float32", "bfloat16", "int8")
 PROMPTS = {"demo": (8, 256), RANDOM: (4, 64)}
 """The number of prompts, and the tokens of each."""
@@ -328,8 +329,8 @@ def random_prompts(tokens: Ids, count: int, length: int) -> list[list[int]]:
 
 def demo_subject(form: str, made: Path) -> Subject:
     """made: an empty folder for other forms of the demo model."""
-    stored = DEMO / "model"
-    folder = stored if form == "bfloat16" else quantise(stored, made / "demo-4-bit")
+    stored, bits = DEMO / "model", FORMS[form]
+    folder = stored if bits is None else quantise(stored, made / f"demo-{form}", bits)
     prompts = demo_prompts(stored / "tokenizer.json", *PROMPTS["demo"])
     return Subject("demo", form, folder, ExactModel(folder), prompts)
 
@@ -337,7 +338,8 @@ def demo_subject(form: str, made: Path) -> Subject:
 def random_subject(form: str, folder: Path) -> Subject:
     """folder: where the random model is, or goes."""
     store = ModelStore(folder, KINDS[RANDOM])
-    path = store.bfloat16() if form == "bfloat16" else store.quantised()
+    bits = FORMS[form]
+    path = store.bfloat16() if bits is None else store.quantised(bits)
     model = ExactModel(path)
     prompts = random_prompts(model.tokens, *PROMPTS[RANDOM])
     return Subject(RANDOM, form, path, model, prompts)

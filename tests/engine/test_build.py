@@ -7,7 +7,14 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
-from engine.build import EnginePlan, build_engine, kv_shape, mlx_memory, plan_engine
+from engine.build import (
+    EnginePlan,
+    build_engine,
+    choose_activations,
+    kv_shape,
+    mlx_memory,
+    plan_engine,
+)
 from engine.config import Activations
 from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, promised_checkpoint, read_checkpoint
@@ -65,8 +72,42 @@ def test_the_instruction_set_is_the_best_one_or_the_one_that_is_asked_for(
     rounding = planned(instruction_set=last, activations="int8")
     assert f"kernels: {last}, " in words(rounding)
     assert "arithmetic: packed, x in int8" in words(rounding)
+    assert "arithmetic: packed (" in words(planned(instruction_set=last))
     with pytest.raises(LayoutError, match=r"instruction_set is 'mmx', and this machine has \w+"):
         planned(instruction_set="mmx")
+
+
+@pytest.mark.parametrize(
+    ("instruction_set", "dtype", "quantised", "activations"),
+    [
+        ("amx", "BF16", True, "float32"),
+        ("bf16", "BF16", True, "int8"),
+        ("avx2", "F16", True, "int8"),
+        ("dotprod", "BF16", True, "int8"),
+        ("bf16", "BF16", False, "bfloat16"),
+        ("bf16", "F32", False, "float32"),
+        ("bf16", "F16", False, "float32"),
+        ("amx", "BF16", False, "float32"),
+        ("vnni", "BF16", False, "float32"),
+        ("neon", "BF16", False, "float32"),
+    ],
+)
+def test_activations_are_rounded_where_the_processor_gains_by_it(
+    instruction_set: str, dtype: str, quantised: bool, activations: str
+) -> None:
+    assert choose_activations(instruction_set, dtype, quantised=quantised) == activations
+
+
+@pytest.mark.parametrize(
+    ("setting", "arithmetic"), [("auto", "packed, x in int8"), ("float32", "packed")]
+)
+def test_a_quantised_model_is_rounded_unless_float32_is_configured(
+    tmp_path: Path, setting: Activations, arithmetic: str
+) -> None:
+    checkpoint = read_checkpoint(write_model(tmp_path / "model", bits=4))
+    last = metal_ext.instruction_sets()[-1]
+    config = replace(CONFIG, page_bytes=None, instruction_set=last, activations=setting)
+    assert plan_engine(config, checkpoint, MACHINE, POSIX).arithmetic == arithmetic
 
 
 def test_the_plan_says_where_the_memory_goes(plan: EnginePlan) -> None:
