@@ -183,13 +183,13 @@ class PageBackend(Protocol):
 
     def finish_mappings(self) -> None:
         """Wait until all changes of mappings are in effect. Must precede ``copy_block`` and
-        ``rows``. Do nothing with ``maps_while_running``. Raises BackendFailedError."""
+        ``rows``. Does nothing if ``maps_while_running`` is true. Raises BackendFailedError."""
 
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
         """Copy the K and V of a block's first ``tokens`` tokens to a writable block of another
-        buffer. Wait for all earlier steps first. The copy is complete when the call returns."""
+        buffer. This call waits until all earlier steps and the copy are complete."""
 
     def completed_ticket(self) -> int:
         """Return the newest ticket up to which all operations are done. May raise

@@ -273,7 +273,7 @@ class MetalBackend(NativeMemory):
         return MetalStepRows(segments, self._ranges, self._kv_backend, contiguous=self._contiguous)
 
     def new_states(self, layout: SlotLayout, num_slots: int) -> MetalStates:
-        """Make all state slots, once, before the first step. Raises what ``new_states`` raises."""
+        """Make all state slots, once, before the first step. Raises RuntimeError, OSError."""
         return MetalStates(layout, num_slots, self._kv_backend)
 
     def shut_down(self) -> bool:

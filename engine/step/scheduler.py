@@ -137,7 +137,8 @@ class Sharing:
         return parent is not None and parent.num_computed < child.num_prompt
 
     def _parent_of(self, child: Sequence) -> Sequence | None:
-        """Return the running sequence of the first answer to the prompt of ``child``, or None."""
+        """Return the sequence that generates the first answer to the prompt of ``child``; None if
+        no such sequence runs."""
         number = child.request.fork_of if child.num_reusable is None else None
         parent = self._by_id.get(number) if number is not None else None
         running = parent is not None and parent.status is SequenceStatus.RUNNING

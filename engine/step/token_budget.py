@@ -46,7 +46,7 @@ class TokenBudget:
 
     def room(self, *, decoding: bool, rows: int = 0) -> int:
         """Return the number of prompt tokens to add to a step that has ``rows`` tokens already: the
-        limit, rounded so that all tokens together fill whole tiles."""
+        limit of a step's prompt tokens, up or down so that all tokens fill whole tiles."""
         budget, begun = self.tokens if decoding else self.alone, rows % self.tile
         return budget - begun if 2 * begun <= self.tile else budget + self.tile - begun
 

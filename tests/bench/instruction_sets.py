@@ -3,8 +3,8 @@
 For each set a llama-server that was built for it (tests/bench/llama.py), quire that is told to run
 with it, and, where quire rounds activations by default, quire that rounds nothing. All have the
 same weights. Servers of one set take turns and run alone; rounds go over all sets. sse2 is left
-out: it has no peer. What a server runs with is found out, not believed: quire says it, and the system,
-which must be Linux, says which library llama-server has loaded.
+out: it has no peer. What a server runs with is found out, not believed: quire says it, and the
+system, which must be Linux, says which library llama-server has loaded.
 """
 
 import re
