@@ -63,7 +63,7 @@ class Heap:
 
     @staticmethod
     def shared(geometry: Geometry) -> Heap:
-        """Makes a shared-memory file without memory (a memfd, or on a Mac a shm object)."""
+        """Makes a shared-memory file (a memfd; on a Mac a shm object), at first without memory."""
     @staticmethod
     def dense(geometry: Geometry) -> Heap:
         """Makes one private allocation, which gets all its memory when it is mapped."""
@@ -80,7 +80,7 @@ class AddressRange:
         """Reserves ``range_bytes`` of addresses, at which blocks of shared heaps can be mapped."""
     @staticmethod
     def dense(geometry: Geometry) -> AddressRange:
-        """Makes a range for one whole dense heap. The range then has the addresses of the heap."""
+        """Makes a range in which one whole dense heap can be mapped, at the heap's addresses."""
     def map(self, heap: Heap, heap_block: int, block: int, count: int, writable: bool) -> None:
         """Maps ``count`` heap blocks, from ``heap_block`` on, at the range's blocks from ``block``
         on. A block of a shared heap may be mapped many times. Raises ValueError for read-only
@@ -220,8 +220,7 @@ def decode_attention(
     """Returns the softmax attention of R rows from row ``first_row`` on. Each row attends to its
     sequence's positions from 0 to its own. Queries and result are ``[R, query_heads, head_dim]`` in
     float32 or bfloat16 (on Metal also float16). ``query_heads`` is a multiple of ``kv_heads``.
-    head_dim is 32 (not on Metal), 64, 128 or 256. Fast for one row per sequence, correct for
-    any."""
+    head_dim is 32 (not on Metal), 64, 128 or 256. Slow for many rows of one sequence."""
 
 def chunk_attention(
     token: mx.array,
@@ -291,7 +290,7 @@ class MetalKVBackend:
         operations of ``Mapper`` fail while a step runs, and ``finish_mappings`` must precede
         ``rows``. Raises RuntimeError with everything that the device lacks."""
     def hold(self, arrays: list[mx.array]) -> None:
-        """Keeps evaluated arrays (the weights) resident as well. Call once, before the first step.
+        """Keeps evaluated arrays (weights) resident on the GPU. Call once, before the first step.
         Raises ValueError if an array is not evaluated, OSError(ENOMEM) if the device refuses."""
     def new_heap(self) -> Heap:
         """Raises OSError(ENOMEM) if the device refuses. Releases the GIL."""
@@ -300,8 +299,8 @@ class MetalKVBackend:
     def finish_mappings(self, mapper: Mapper) -> int:
         """Queues a wait for all mappings that were queued before; returns the wait's ticket."""
     def commit_heap(self, mapper: Mapper, heap: Heap) -> int:
-        """Queues allocating a released heap's memory again, which may be ``refused``; returns the
-        ticket."""
+        """Queues allocating a released heap's memory again; returns the ticket. The
+        allocation may be ``refused``."""
     def rows(self, segments: list[tuple[AddressRange, int, int]]) -> MetalRows:
         """Returns the rows of the next step, as described by ``RowTable``, and begins its epoch,
         which ``step_end`` or ``abandon`` must end. Raises RuntimeError if a row is in a shared
@@ -317,8 +316,8 @@ class MetalKVBackend:
     ) -> MetalStateRows:
         """Returns the state slots of a step. ``segments`` holds ``(count, read, writes)`` of each
         sequence in the order of the rows. ``read`` is a slot, or None for zeros. ``writes`` holds
-        ``(rows, slot)``, ascending: the slot gets the states after ``rows`` rows. The last pair has
-        all rows, and its slot may be ``read``. Raises RuntimeError if a slot is read before any
+        ``(n, slot)``, ascending: the slot gets the states after n rows. The last n is ``count``;
+        its slot may be the slot that is read. Raises RuntimeError if a slot is read before any
         write, is written twice, or may be used by another sequence's step."""
     def copy_block(
         self,
@@ -341,8 +340,7 @@ class MetalKVBackend:
     def buffers_per_range(self) -> int: ...
     @property
     def failure(self) -> str:
-        """The command that the device did not finish in time, or "". Afterwards no result is
-        valid."""
+        """The command that the device did not finish in time, or "". If set, no result is valid."""
     def shutdown(self) -> bool:
         """Waits for all steps, then unmaps and releases everything. Returns False if the device did
         not answer; the process must then end at once. Releases the GIL."""
@@ -377,8 +375,8 @@ def project_append(
     layer: Layer,
     kv_backend: MetalKVBackend,
 ) -> tuple[mx.array, mx.array]:
-    """Applies an RMS norm over head_dim and RoPE to queries and keys, unless None, then appends.
-    Returns the next ordering handle and the queries.
+    """Applies RMS norms over head_dim, then RoPE, to queries and keys; either may be None. Writes
+    keys and values as ``append`` does. Returns the next ordering handle and the queries.
 
     Queries are ``[len(rows), query_heads, head_dim]``. Keys and values are
     ``[len(rows), kv_heads, head_dim]``, of the same dtype. ``norms`` are the weights of queries and
@@ -397,7 +395,7 @@ def project_append(
     workers: CpuWorkers,
 ) -> tuple[mx.array, mx.array]:
     """Does on the CPU, in float32, what the first overload does on a GPU. Queries, keys and values
-    are float32 or bfloat16 with any strides; parts of one matrix are not copied. The returned
+    are float32 or bfloat16 with any strides. Views of one matrix are not copied. The returned
     queries keep the dtype. ``angles`` is the result of ``rope_angles``."""
 
 def rope_angles(rows: RowTable, rope: RopeTable, workers: CpuWorkers) -> mx.array:
@@ -427,11 +425,11 @@ class StateRows:
         segments: list[tuple[int, int, list[tuple[int, int]]]],
         memories: list[StateMemory],
     ) -> None:
-        """``segments`` has ``(count, read, [(rows, write), ...])`` of each sequence in the order of
+        """``segments`` has ``(count, read, [(n, write), ...])`` of each sequence in the order of
         the rows. ``read`` is the address of the slot with the states before the rows, or 0 for
-        zeros. The slot at ``write`` gets the states after the first ``rows`` rows, ascending. The
-        last pair has all rows; its slot may be ``read``. Raises IndexError if a slot is in none of
-        ``memories``."""
+        zeros. The slot at address ``write`` gets the states after the first n rows. The n ascend;
+        the last is ``count``, and its ``write`` may equal ``read``. Raises IndexError if a slot is
+        in none of ``memories``."""
     def __len__(self) -> int: ...
 
 class GatedDelta:
@@ -473,7 +471,7 @@ def gated_delta(
 
     ``qkv`` has queries, keys and values before the convolution, ``[len(rows), conv_width]``. ``z``
     is ``[len(rows), value_heads * value_dim]``; ``a`` and ``b`` are ``[len(rows), value_heads]``.
-    All are float32; parts of one matrix are not copied. At ``offset`` bytes, a slot holds the state
+    All are float32. Views of one matrix are not copied. At ``offset`` bytes, a slot holds the state
     S ``[value_heads][value_dim][key_dim]``, then the newest rows of qkv
     ``[tail_rows][conv_width]``.
 
@@ -569,8 +567,8 @@ def linear_heads(
     residual: mx.array | None = None,
 ) -> list[mx.array]:
     """Splits the result of ``linear`` into one array ``[R, count, outputs // sum(heads)]`` for each
-    count in ``heads``. Raises IndexError for more heads than outputs, ValueError for unequal
-    heads."""
+    count in ``heads``. Raises IndexError for more heads than outputs, and ValueError if the outputs
+    cannot be divided evenly."""
 
 def gated_mlp(
     x: mx.array,
@@ -599,7 +597,7 @@ def mixture_mlp(
     router chooses for each row, the best one first. y is the RMS norm of x ``[R, hidden]``.
 
     The router has one output per expert. The weights are the ``chosen`` largest of the softmax over
-    all experts, the first among equal ones. With ``normalised``, weights are divided by their sum.
+    all experts; lower numbers win ties. With ``normalised``, weights are divided by their sum.
     ``shared`` holds gate_up and down of an expert for all rows, whose result is multiplied by the
     sigmoid of a further router output. Raises IndexError if ``chosen`` is too large, ValueError if
     layers do not fit each other."""
@@ -608,9 +606,9 @@ def rms_norm(x: mx.array, weight: mx.array, eps: float, workers: CpuWorkers) -> 
     """Returns ``x / sqrt(mean(x ** 2) + eps) * weight`` of rows ``[R, n]``."""
 
 def packed_rows(ids: mx.array, packed: PackedLinear, workers: CpuWorkers) -> mx.array:
-    """Returns the unpacked weights ``[T, inputs]`` of the outputs ``ids``, ``[T]`` int32: an
-    embedding. A row is NaN if its id is negative or not below the layer's outputs. Ids are known
-    only at evaluation, and an error there would end everything that is evaluated together."""
+    """Returns row ``id`` of the unpacked weights for each of ``ids``, ``[T]`` int32, as an
+    embedding ``[T, inputs]``. For an id that is no row's number, the result is NaN instead of an
+    error: ids are known only at evaluation, where an error would end all other operations too."""
 
 def choose_tokens(
     raw: mx.array, adjusted: mx.array, choices: mx.array, workers: CpuWorkers

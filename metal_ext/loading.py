@@ -22,8 +22,8 @@ RESIDENCY_PERCENT = "20"
 # the GPU about 20 us (mlx#4521), but larger ones made an M5 slower (mlxcel#360). So only older
 # chips get larger ones. A limit of over 200 commands (13 layers) would save 1 % of a step, but
 # delay its start. Intermediate results live until their command buffer, one of ten in flight,
-# completes. With 100 times 2^20 numbers, those of a long prompt take 2 GiB, for which the memory
-# plan leaves room.
+# completes. With a limit of 100 times 2^20 numbers, the intermediate results of a long prompt take
+# 2 GiB, for which the memory plan leaves room.
 LARGER_BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "100"}
 TAKE_LARGER_BUFFERS = re.compile(r"Apple M[1-4]\b")
 
