@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+// Checks of integers, which throw errors that name the wrong argument.
 namespace quire {
 
 // Returns an integer argument, or throws an error with its name and its allowed interval.

@@ -19,8 +19,7 @@ namespace quire {
 class Geometry {
  public:
   // page_bytes must be a multiple of the system's page. region_row_bytes has the bytes of a token
-  // in each region. Throws std::out_of_range or std::invalid_argument with the wrong argument's
-  // name.
+  // in each region. Throws std::out_of_range or std::invalid_argument that names the argument.
   Geometry(
       int64_t page_bytes,
       int64_t tokens_per_block,

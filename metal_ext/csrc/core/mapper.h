@@ -13,7 +13,7 @@
 namespace quire {
 
 // Runs changes of mappings in order on a thread of its own, so that the engine does not wait for
-// the system. Each operation has a ticket, the number of operations submitted up to it.
+// the system. Each operation has a ticket: 1 for the first one submitted, 2 for the next.
 class Mapper {
  public:
   Mapper();

@@ -8,7 +8,7 @@ namespace quire {
 
 size_t system_page_bytes();
 
-// Opens a shared-memory file without memory: a memfd on Linux, an unlinked shm object on a Mac.
+// Opens a shared-memory file, at first without memory: a memfd, or on a Mac an unlinked shm object.
 int create_shared_memory(size_t bytes);
 void close_shared_memory(int fd);
 
@@ -40,9 +40,9 @@ void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writabl
 void populate(void* address, size_t bytes) noexcept;
 void map_private_zeros(void* address, size_t bytes);  // committed by the first write
 void map_nothing(void* address, size_t bytes);        // only reserves the addresses again
-// Gives the memory of private zeros back to the system. Later reads give zeros.
+// Gives memory of map_private_zeros() back to the system. Later reads give zeros.
 void give_back_private(void* address, size_t bytes);
-// Returns the bytes of private zeros that occupy memory, in whole pages.
+// Returns how many bytes of map_private_zeros() occupy memory, in whole pages.
 size_t private_committed(void* address, size_t bytes);
 
 }  // namespace quire

@@ -40,8 +40,7 @@ struct Piece {
 // Chooses tokens for rows of one length, one row after the other.
 class RowChooser {
  public:
-  // If `shares_pieces` is true, all threads read pieces of a row; else the calling thread reads
-  // all.
+  // If `shares_pieces` is true, all threads read pieces of a row; else only the calling thread.
   RowChooser(CpuWorkers& workers, size_t n, float* memory, bool shares_pieces)
       : kernels_(workers.kernels.choose), pool_(workers.pool), n_(n),
         shares_pieces_(shares_pieces), weights_(memory),

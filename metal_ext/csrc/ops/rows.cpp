@@ -105,8 +105,7 @@ struct ProjectAppend {
   size_t turning;
   Workers workers;
 
-  // `in` has the ordering handle, queries, keys, values, then the norms' weights and angles, if
-  // any.
+  // `in` has the ordering handle, queries, keys, values, and if used the norms' weights and angles.
   void run(const Arrays& in, Arrays& out) const {
     const float* const query_weight = eps ? in.floats(4) : nullptr;
     const float* const key_weight = eps ? in.floats(5) : nullptr;

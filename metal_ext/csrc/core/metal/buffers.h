@@ -64,7 +64,7 @@ class Arena {
   NS::SharedPtr<MTL::Buffer> buffer_;
 };
 
-// One slice of the arena (the dense kind's buffer) for a whole context, never to be released.
+// One sequence's slice of the buffer in Arena, for a whole context. It is never released.
 class ArenaHeap final : public DeviceHeap {
  public:
   ArenaHeap(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena, size_t slice)
@@ -85,7 +85,7 @@ class ArenaHeap final : public DeviceHeap {
   const size_t slice_;
 };
 
-// A dense range: one block for a whole context, at the addresses of its slice of the arena.
+// A dense range: one block for a whole context, at the addresses of a slice in Arena.
 class ArenaRange final : public DeviceRange {
  public:
   ArenaRange(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena)

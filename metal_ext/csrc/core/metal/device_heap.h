@@ -10,6 +10,7 @@
 #include "core/heap.h"
 #include "core/metal/context.h"
 
+// Heaps of a GPU's memory, and the record of where a heap's blocks are mapped and written.
 namespace quire::metal {
 
 // Records the mappings of every block of one heap, and the one range that may write each block. The
@@ -73,11 +74,11 @@ class DeviceHeap : public Heap {
   const std::shared_ptr<Context>& context() const { return context_; }
 
  protected:
-  // Rule: a heap is released only when no block is mapped and no step runs. If steps may run, waits
-  // for a moment between steps. If there is none in time, the heap keeps its memory.
+  // Rule: a heap is released only when no block is mapped and no step runs. If steps may run, this
+  // function waits for a moment without any. If none comes in time, the heap keeps its memory.
   void release_memory(size_t first, size_t count) override;
 
-  // make() allocates the memory, to be added to a residency set, or throws
+  // make() allocates memory, which Context::settle() later makes resident, or throws
   // std::system_error(ENOMEM). unmake() releases the memory.
   virtual void make() = 0;
   virtual void unmake() = 0;

@@ -10,6 +10,7 @@
 #include "core/metal/context.h"
 #include "core/metal/device_heap.h"
 
+// Address ranges of a GPU: what is common to the sparse, paged and dense kinds of memory.
 namespace quire::metal {
 
 // A place in a buffer of a range, for an MLX array that views the range.

@@ -9,7 +9,7 @@
 namespace quire::metal {
 namespace {
 
-// The time between checks of a wait. An abandoned step signals no event that would end the wait.
+// The time between checks for an abandoned step, which signals no event that would end a wait.
 constexpr std::chrono::milliseconds kLookAgain{20};
 
 }  // namespace

@@ -79,7 +79,7 @@ void MappingQueue::finish() {
 namespace {
 
 constexpr size_t kBytesPerThread = 16;
-// The time between checks of a command's status. A failed command signals no event.
+// The time between checks for a failed command, which signals no event that would end a wait.
 constexpr std::chrono::milliseconds kLookAgain{50};
 
 std::string words(const NS::Error* error) {

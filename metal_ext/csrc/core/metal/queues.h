@@ -9,6 +9,7 @@
 #include "core/metal/gpu.h"
 #include "metal/arguments.h"
 
+// The queue that maps sparse buffers, and commands that fill and copy blocks.
 namespace quire::metal {
 
 using MappingOperation = MTL4::UpdateSparseBufferMappingOperation;
@@ -20,9 +21,9 @@ MTL::SparsePageSize sparse_page_size(size_t bytes);
 // offsets count pages.
 //   maps:    call | signal 1 | call | signal 2 | ... | CPU waits for the last
 //   unmaps:  call | signal 3 | CPU waits | call | signal 4 | CPU waits | ...
-// A signal stands between any two batches, because the system has crashed without. Only one batch
-// of unmaps runs at a time, to limit the pages that the system unmaps at once. After a failure or a
-// timeout, mappings may be wrong, and all methods throw std::runtime_error.
+// A signal stands between any two batches, because the system has crashed without one. Only one
+// batch of unmaps runs at a time, to limit the pages that are unmapped together. After a failure or
+// a timeout, mappings may be wrong, and all methods throw std::runtime_error.
 class MappingQueue {
  public:
   static constexpr size_t kMaxOperations = 2048;

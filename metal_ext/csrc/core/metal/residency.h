@@ -99,8 +99,8 @@ class ResidentSet {
 // residency sets (macOS 14), unattached() lists the resources that encoders must use.
 class Residency {
  public:
-  // The largest share of the working set in one set. macOS makes whole sets resident, and one large
-  // set delayed a step (MLX's pull request 4211, from which this share comes).
+  // The most percent of the GPU's usable memory in a set. macOS makes whole sets resident, and one
+  // large set delayed a step (MLX's pull request 4211, from which this number comes).
   static constexpr uint64_t kSetPercent = 5;
   // A queue takes 32 sets (Metal's feature set tables). MLX uses one, and the rest is spare.
   static constexpr size_t kMostSets = 24;

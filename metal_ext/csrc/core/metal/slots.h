@@ -10,6 +10,7 @@
 
 #include "core/metal/context.h"
 
+// State slots in a GPU's memory, and the check that no step overwrites what another one uses.
 namespace quire::metal {
 
 // Consecutive rows of one sequence in a step, and the state slots that these rows use.
@@ -37,7 +38,7 @@ class Slots {
 
   size_t count() const { return uses_.size(); }
   size_t slot_bytes() const { return slot_bytes_; }
-  // Returns the slot's GPU address, or its offset in the buffer on the dense kind.
+  // Returns the slot's GPU address, or on the dense kind its offset in the buffer.
   uint64_t place(size_t slot) const;
   // Returns the one buffer of the dense kind, which kernels bind, or null on other kinds.
   MTL::Buffer* arena() const;

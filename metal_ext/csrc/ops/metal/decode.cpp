@@ -28,8 +28,7 @@ struct Decode {
         narrowed<uint32_t>("kv_heads", kv_heads), narrowed<uint32_t>("rows", first_row), scale};
     const mx::array queries = encoder.contiguous(in[1]);
     allocate_on_device(out[0]);
-    // If each row is one split, decode_split writes `out` itself, and these two arrays are not
-    // used.
+    // If each row is one split, decode_split writes `out` itself, and uses neither of these arrays.
     mx::array sums = combines ? floats(task_count, query_heads * head_dim) : out[0];
     mx::array softened = combines ? floats(task_count, query_heads * 2) : out[0];
     const mx::array& tasks = in[2];
