@@ -122,7 +122,7 @@ class RowChooser {
 
   // Returns the first token at which the running sum of weights exceeds `target`. Weights below
   // `floor` do not count. If rounding keeps a piece's sum below the target, returns the last token
-  // of the piece that counts.
+  // in it that counts.
   size_t place_of(double target, float floor) const {
     double passed = 0.0;
     size_t piece = 0;

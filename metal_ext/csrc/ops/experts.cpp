@@ -213,7 +213,7 @@ class MixtureStep {
     }
   }
 
-  // row_of(i) is the row of x for row i of the run. `kept` is null, or the x_at of a shared input.
+  // row_of(i) is the row of x for row i of the run. Runs that share `kept` share a prepared input.
   template <class RowOf>
   void add_run(Run run, const RowOf& row_of, size_t* kept) {
     const bool prepared = kept != nullptr && *kept != kNowhere;

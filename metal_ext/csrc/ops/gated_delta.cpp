@@ -174,7 +174,7 @@ class LayerStep {
     return reinterpret_cast<float*>(slot + offset_) + head * shape_.head_numbers();
   }
 
-  // Returns input row `place` of the convolution, the tail's rows first, or null for zeros.
+  // Returns input row `place` of the convolution, counted from the tail's first; null for zeros.
   const float* conv_input(const Part& part, size_t place) const {
     const auto kept = static_cast<size_t>(shape_.tail_rows);
     if (place >= kept) {

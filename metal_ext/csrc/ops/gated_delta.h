@@ -12,7 +12,7 @@
 // Gated delta nets: recurrent layers whose state has a constant size and lies in a state slot.
 namespace quire::ops {
 
-// The heads and the convolution of a layer. value_heads / key_heads value heads share a key head.
+// The heads and the convolution of a layer. A key head serves value_heads / key_heads value heads.
 struct DeltaShape {
   int64_t key_heads;
   int64_t value_heads;

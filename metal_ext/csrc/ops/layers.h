@@ -42,7 +42,7 @@ std::pair<mx::array, mx::array> choose_tokens(
     const mx::array& raw, const mx::array& adjusted, const mx::array& choices,
     const Workers& workers);
 
-// Throws std::invalid_argument unless x is float32 [rows][row_numbers], or the weight [numbers].
+// Both throw std::invalid_argument unless arrays are float32 [rows][row_numbers], or [numbers].
 void check_floats(const char* name, const mx::array& x, size_t row_numbers);
 void check_norm(const mx::array& weight, size_t numbers);
 

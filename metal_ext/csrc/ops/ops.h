@@ -24,7 +24,7 @@ namespace quire::ops {
 
 namespace mx = mlx::core;
 
-// Threads and instruction set of CPU operations, and the type to which products may round x.
+// Threads and instruction set of CPU operations, and the type to which products may round inputs.
 struct CpuWorkers {
   CpuWorkers(int64_t threads, const std::string& instruction_set, const std::string& rounded)
       : pool(threads),
@@ -63,7 +63,7 @@ struct QKNorms {
 // The rotation of heads by positions (RoPE). Dimensions i and i + pairs rotate together by position
 // * frequencies[i] radians, and are multiplied by the magnitude. Others are unchanged.
 struct RopeTable {
-  // Throws std::invalid_argument if numbers are not finite or frequencies too many or none.
+  // Throws std::invalid_argument for no or too many frequencies, and for numbers not finite.
   RopeTable(std::vector<double> frequencies, double magnitude);
 
   // Throws std::invalid_argument if a head has fewer dimensions than the table rotates.

@@ -120,7 +120,7 @@ std::shared_ptr<mx::Primitive> operation(const char* name, Work work) {
   return std::make_shared<Operation<Work>>(name, std::move(work));
 }
 
-// Returns x in row-major order. An array that has this order already gets no further graph node,
+// Returns x in row-major order. If x has this order already, no node is added to MLX's graph,
 // because each node costs MLX two more tasks.
 inline mx::array row_by_row(const mx::array& x) {
   if (x.status() != mx::array::Status::unscheduled) {

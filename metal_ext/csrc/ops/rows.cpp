@@ -69,7 +69,7 @@ struct RopeAngles {
   }
 };
 
-// Normalises and rotates a row's heads. A null weight skips the norm, null angles the rotation.
+// Normalises a row's heads unless the weight is null, and rotates them unless angles are null.
 struct HeadWork {
   const cpu::Kernels& kernels;
   size_t dims;

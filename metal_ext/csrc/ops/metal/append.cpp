@@ -118,7 +118,7 @@ std::pair<mx::array, mx::array> device::project_append(
   const LayerRows place(*kv_backend->memory, layer, heads);
   auto kernel = metal::project_append_kernel(
       number_of("keys", keys.dtype()), place.kv, keys.shape(2), place.kind);
-  // The kernel has bindings for the weights of norms. Without norms it does not read them.
+  // The kernel needs some array for the norms' weights, even if there are no norms to read them.
   const mx::array& unread = rows->entries();
   const auto results = mx::array::make_arrays(
       {token.shape(), queries.shape()}, {token.dtype(), queries.dtype()},

@@ -12,7 +12,7 @@
 namespace quire::ops {
 namespace {
 
-// Gives access to a private method of MLX's encoder. In C++ an explicit instantiation may name it.
+// Gives access to a private method of MLX's encoder, which explicit instantiations may name.
 template <class Tag, typename Tag::Member member>
 struct Reach {
   friend typename Tag::Member reach(Tag) { return member; }
@@ -58,7 +58,7 @@ mx::array Encoder::contiguous(const mx::array& array) {
 }
 
 void Encoder::after(const mx::array& array) {
-  // MLX records a use when an array is bound. The kernel's own array is bound at index 0 later.
+  // Binding makes MLX record a use. At index 0 the kernel's own array later replaces this one.
   encoder_.set_input_array(array, 0);
 }
 

@@ -30,8 +30,8 @@ struct Gather {
   }
 };
 
-// A view needs no command. MLX orders readers of the view after an append of several rows, by the
-// buffer (bind_rows). The ordering handle (ops.h) puts the view after earlier appends.
+// A view needs no command. The ordering handle (ops.h) makes MLX evaluate it after all appends. On
+// the GPU, the view's readers wait for appends that declare a write to its buffer (bind_rows).
 struct RegionView {
   DeviceMemory kv_backend;
   std::shared_ptr<AddressRange> range;

@@ -39,8 +39,8 @@ struct LayerRows {
 
 enum class RowAccess { read, write };
 
-// Binds the table of rows, the page table and the arena (the dense kind's buffer) at three indices
-// from `first_index` on. Declares that the commands read or write rows.
+// Binds three arrays from index `first_index` on: the table of rows, the page table, and the buffer
+// that all dense sequences share. Declares that the commands read or write rows.
 void bind_rows(
     Encoder& encoder, const MetalRows& rows, const LayerRows& layer, int first_index,
     RowAccess access);

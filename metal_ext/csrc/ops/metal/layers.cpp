@@ -11,7 +11,7 @@
 namespace quire::ops {
 namespace {
 
-// Encodes two commands. The second overwrites tails that all heads of the first read.
+// Encodes two commands, because the second overwrites tails that all heads read in the first.
 struct GatedDeltaStep {
   DeviceRows rows;
   DeviceStateRows states;
@@ -43,8 +43,8 @@ struct GatedDeltaStep {
     encoder.run_threads(MTL::Size(conv_width, arguments.segments, 1));
   }
 
-  // Binds the tables of segments and writes, and the arena (the dense kind's buffer), at three
-  // indices from `first` on. Only the ordering handle orders uses of slots by address.
+  // Binds three arrays from index `first` on: segments, writes, and the buffer of all dense slots.
+  // Uses of slots by address are ordered by the ordering handle alone.
   void bind_slots(Encoder& encoder, int first) const {
     encoder.input(states->begun(), first);
     encoder.input(states->written(), first + 1);

@@ -12,7 +12,7 @@
 namespace quire::ops {
 
 MTL::Device* mlx_device() {
-  // MLX throws if there is no device, so that Metal is queried first.
+  // Without a device, MLX would throw, so Metal is asked first.
   const auto any = NS::TransferPtr(MTL::CreateSystemDefaultDevice());
   return any ? mx::metal::device(mx::Device::gpu).mtl_device() : nullptr;
 }

@@ -28,7 +28,7 @@ struct DecodeCut {
 // rows' memory stays mapped until the step has completed.
 class MetalRows {
  public:
-  // Throws as RowTable does, and std::logic_error if a row would be written in a sealed block.
+  // Throws what RowTable throws, and std::logic_error if a row would be written in a sealed block.
   MetalRows(std::shared_ptr<MetalKVBackend> kv_backend, std::vector<Segment> segments);
 
   const RowTable& table() const { return table_; }
@@ -102,7 +102,7 @@ class MetalStateRows {
   // input of every operation over the rows: MLX keeps it alive, and it keeps the backend alive.
   const mx::array& begun() const { return begun_; }
   const mx::array& written() const { return written_; }
-  // Returns an array of the one slots' buffer of the dense kind, which kernels bind.
+  // On the dense kind, returns an array of the buffer with all slots, for kernels to bind.
   const std::optional<mx::array>& arena() const { return arena_; }
 
  private:
