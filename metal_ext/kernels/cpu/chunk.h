@@ -3,7 +3,7 @@
 
 // score_tile() scores this many vectors of query rows together.
 constexpr size_t kRowVecs = kLanes < 8 ? 4 : 2;
-// The number of rows in one add_slab(), less without AVX, where a broadcast takes two instructions.
+// The number of rows in one add_slab(): fewer without AVX, where a broadcast is two instructions.
 constexpr size_t kAddRows = kLanes < 8 && kSumRegisters < 16 ? 2 : 4;
 
 // Converts D dimensions of some tokens' K or V to float32 [D / W][kTileTokens][W], in kernel order.
@@ -184,7 +184,7 @@ struct Chunk {
   Partial split;   // the result over the current split of the keys
   Partial total;   // the joined results over earlier splits
 
-  // Returns the number of keys, of the `tokens` keys from `token` on, to which row i attends.
+  // Returns how many keys row i attends to among the `tokens` keys from `token` on.
   size_t visible(size_t i, size_t token, size_t tokens) const {
     if (token + tokens <= position + 1) {
       return tokens;

@@ -9,7 +9,7 @@
 //   float32      pairs of inputs:    [inputs / 2][2][16 outputs]
 //   4 or 8 bits  groups of inputs:   [groups]{ scales, biases [16], words [n][16] }
 // A word has 32 bits of one output's codes. With 8 bits it has the codes of 4 inputs, one per byte.
-// With 4 bits it has 8 inputs: the first four in the bytes' lower halves, the others in the upper.
+// With 4 bits it has the codes of 8 inputs, the first four in the lower halves of the bytes.
 namespace quire::cpu {
 
 enum class WeightType { bfloat16, float32, bits4, bits8 };

@@ -139,7 +139,7 @@ struct Codes {
       odd[v] = number_of(words[v] >> (shift + 8));
     }
   }
-  // Returns `total` plus a group's part: `codes` is the sum of codes times x, `x` the sum of x.
+  // Returns `total` plus a group's part. `codes` is its sum of code * input, `x` its sum of inputs.
   Vec close(size_t v, Vec codes, float x, Vec total) const {
     Vec scale[kPanelVecs];
     Vec bias[kPanelVecs];
@@ -219,7 +219,7 @@ void prepare_row(const LinearShape& shape, const float* x, size_t row, std::byte
   }
 }
 
-// The sums of the products of R rows of x and P panels.
+// The products of R rows of x and P panels: sums over the inputs.
 template <size_t P, size_t R>
 struct Sums {
   Vec at[R][P][kPanelVecs] = {};
@@ -337,7 +337,7 @@ struct TallGroup {
   }
 
   // Adds the group's part to `totals` [R][kPanelOutputs]. `x` has the group's inputs in R rows, and
-  // `of_x` has each row's sum of the inputs. Both have rows `stride` numbers apart.
+  // `of_x` has the sum of each row's inputs. In both, rows lie `stride` numbers apart.
   template <size_t R>
   void add_to(const float* x, const float* of_x, size_t stride, size_t group,
               float* totals) const {

@@ -128,7 +128,7 @@ inline Vec exp_of_negative(Vec x) {
   p = fma(p, r, all(0.5f));
   p = fma(p, r, all(1.0f));
   p = fma(p, r, all(1.0f));
-  // Makes the float 2^n of its exponent bits. To add n to the bits of p instead might change a NaN.
+  // Makes 2^n from its exponent bits. Adding n to p's exponent bits instead might change a NaN.
   const IntVec power = (reinterpret_cast<IntVec>(shifted) << 23) + 0x3f800000;
   return x < lowest ? all(0.0f) : p * reinterpret_cast<Vec>(power);
 }
@@ -171,7 +171,7 @@ void prepare_queries(const HeadShape& shape, const float* queries, float scale, 
   });
 }
 
-// Returns a vector in which lanes of a's lower (or upper) half and of b's half alternate.
+// Returns a vector in which lanes of a and b alternate, from the lower (or upper) half of both.
 template <bool upper, int... lane>
 inline Vec zip(Vec a, Vec b, std::integer_sequence<int, lane...>) {
   constexpr int n = static_cast<int>(kLanes);

@@ -33,7 +33,7 @@ inline uint32_t split_count(uint32_t position) { return position / split_tokens(
 // An entry of the row table: the place of the K and V of one row (token) of a step.
 struct RowEntry {
   // With sparse memory, the GPU address of the buffer with the layer's regions. With dense memory,
-  // the offset in the arena (the only buffer). With paged memory, it is not used.
+  // the offset in the arena, the buffer that all sequences share. Unused with paged memory.
   uint64_t base;
   uint32_t position;    // position of the token in its sequence
   uint32_t first_page;  // index of the sequence's first entry in the page table, if paged
@@ -95,7 +95,7 @@ struct GatherArguments {
 };
 
 // Consecutive rows of one sequence, whose recurrence starts from the states in a slot. `read` is
-// the slot's GPU address, or with dense memory the slot's offset in the arena.
+// the slot's GPU address, or with dense memory the slot's offset in the buffer of all slots.
 struct DeltaSegment {
   uint64_t read;
   uint32_t reads;        // 1 to start from the slot, 0 to start from zeros

@@ -1,4 +1,4 @@
-// Combines the attention of a row (token) over each split of the earlier tokens, in their order.
+// Combines a row's (token's) partial results, one for each split of the earlier tokens, in order.
 #include "rows.h"
 
 // Runs on (query_heads, rows) threadgroups of one simdgroup. Row r's splits are the tasks

@@ -58,8 +58,8 @@ template <typename T, typename KV, int D, Rows kind>
 inline void score_tokens(
     const device T* queries, RowSpace space, Split split, constant AttentionArguments& arguments,
     uint simdgroup, uint lane, threadgroup float* scores) {
-  // A token takes D / 8 lanes, each for four numbers of either half of the key. To add the lanes'
-  // scores takes fewer steps than over a whole simdgroup, and lanes read adjacent memory.
+  // A token takes D / 8 lanes, each for four numbers of either half of the key. Adding so few lanes
+  // takes fewer steps than adding a whole simdgroup, and lanes read adjacent memory.
   constexpr uint kTokenLanes = D / 8;
   constexpr uint kTokens = 32 / kTokenLanes;
   const uint part = lane % kTokenLanes;
