@@ -83,7 +83,7 @@ class Slot:
 
     number: int
     holders: int = 0
-    """The number of open sequences that use the slot, plus queued requests to make it findable."""
+    """The number of open sequences that use the slot, and of queue entries that will seal it."""
     epoch: int = 0
     """The number of the newest step that may read or write the slot."""
     prefix: Prefix | None = None
@@ -91,12 +91,12 @@ class Slot:
     position: int = 0
     """The number of tokens that the states have read. Set when the slot is sealed."""
     conversation: int = 0
-    """The id of the first sequence of this conversation that sealed a slot."""
+    """The conversation's id, which is that of the sequence that sealed its first slot."""
     retention: Retention = Retention.WAYPOINT
     before: "Slot | None" = None
     """The previous slot of the same conversation, or None for the first slot."""
     is_earlier_end: bool = False
-    """True if the conversation has a slot at a later end of a turn."""
+    """True if the conversation also has a slot at the end of a later turn."""
     last_use: int = 0
     dirty: bool = False
     """True if the slot may occupy physical memory."""
@@ -193,7 +193,7 @@ class SparseBuffer:
         return len(self.table) - sum(item.count for item in self.pending)
 
     def count_premapped(self, blocks: Iterable[Block]) -> int:
-        """Return how many of the first ``blocks`` equal the premapped blocks, compared in order."""
+        """Return the length of the common beginning of ``blocks`` and the premapped blocks."""
         same = takewhile(lambda pair: pair[0] is pair[1], zip(self.premapped, blocks, strict=False))
         return sum(1 for _ in same)
 

@@ -196,8 +196,8 @@ class BlockAllocator:
             self._pool.free_unmapped(self._buffers.settle(sequence.buffer))
 
     def _take(self, sequence: CachedSequence, count: int) -> list[Block] | None:
-        """Take blocks: first free blocks that the sequence's buffer maps already, then if possible
-        those next to the sequence's last block. Evict cached blocks if too few are free."""
+        """Take free blocks. Prefer those that the sequence's buffer maps already, then those next
+        to the sequence's last block. Evict cached blocks if too few are free."""
         while self._pool.free_blocks < count:
             evicted = self._prefixes.evict()
             assert evicted, "more blocks are promised than there are"
@@ -222,9 +222,9 @@ class BlockAllocator:
         return taken
 
     def _make_room(self, count: int) -> bool:
-        """Make blocks available by the first step that is possible: unmap free blocks of idle
-        buffers, evict cached blocks, unmap free blocks of buffers in use. Return False if none is
-        possible."""
+        """Make blocks available in the first way that is possible: unmap free blocks of idle
+        buffers, evict cached blocks, or unmap free blocks of buffers in use. Return False if none
+        is possible."""
         if self._buffers.unmap_free(idle=True):
             return True
         missing = max(1, count - self._pool.takeable_blocks)

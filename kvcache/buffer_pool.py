@@ -34,7 +34,7 @@ class BufferPool:
     def take(self, prefix: Sequence[Block]) -> SparseBuffer | None:
         """Return a buffer with an empty page table, or None if no buffer is idle and none can be
         made. The sequence will begin with the blocks ``prefix``. Prefer the idle buffer that still
-        maps most of these, and otherwise maps only free blocks."""
+        maps most of these, among buffers whose other mapped blocks are free."""
         fitting = [
             buffer
             for buffer in self._idle
@@ -167,7 +167,7 @@ class BufferPool:
     # --- premapped blocks: mapped before a sequence needs them ------------------------------------
 
     def _use_premapped(self, buffer: SparseBuffer, blocks: list[Block], writable: bool) -> int:
-        """Move premapped blocks that equal the first ``blocks`` to the table; return their
+        """Move the premapped blocks with which ``blocks`` begins to the table. Return their
         number."""
         count = buffer.count_premapped(blocks)
         for block in blocks[:count]:
@@ -204,8 +204,8 @@ class BufferPool:
                 self._unmap_premapped(buffer, buffer.premapped.index(block))
 
     def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[Block]:
-        """Cut the table to ``length`` blocks; return the removed blocks. Unmap the first
-        ``mapped``, or leave all mapped for later if mappings may not change while steps run."""
+        """Cut the table to ``length`` blocks; return the removed ones. Unmap the first ``mapped``
+        of them, or leave all mapped for later if mappings may not change while steps run."""
         if not self._backend.maps_while_running:
             return self._cut_premapped(buffer, length)
         if mapped:

@@ -45,7 +45,7 @@ class KVCacheManager:
             GroupCache(group, backend, limits, max_heaps)
             for group, backend in zip(layout.groups, backends, strict=True)
         ]
-        # The first group of layers stands for all groups, where all are in the same state.
+        # If all groups of layers would give the same answer, the first one is asked.
         self._first = self._groups[0]
         self._layers = layer_regions(layout)
         self._order = OrderingHandles(len(self._layers), len(layout.shape.states))

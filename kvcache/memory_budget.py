@@ -205,7 +205,7 @@ def fit(
         num_slots = slots_within(budget, slot_bytes, request.max_num_seqs, arena)
         budget -= num_slots * slot_bytes
     if request.settings.kv_budget_bytes is None:
-        # More than all sequences at full length cannot be used. One further heap covers rounding.
+        # No more memory is useful than all full sequences need. One further heap covers rounding.
         useful = request.max_num_seqs * (set_len or model_max_len) * shape.bytes_per_token
         budget = min(budget, useful + request.settings.heap_bytes)
     clamped = arena is not None and budget > arena

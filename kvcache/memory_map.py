@@ -92,8 +92,8 @@ class KVMap:
 def take_map(
     layout: KVLayout, pool: HeapPool, sequences: Iterable[CachedSequence], slots: Iterable[Slot]
 ) -> KVMap:
-    """Return a copy of all blocks' states, which takes little of the engine's time. ``pool`` is the
-    first group's: states are equal in all groups, unless a mapping was refused."""
+    """Return a copy of all blocks' states, which takes little of the engine's time. ``pool`` holds
+    one group of layers; in all groups the states are equal, unless a mapping was refused."""
     group = layout.groups[0]
     size = group.blocks_per_heap
     return KVMap(
@@ -138,6 +138,6 @@ def _equal_runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rows(*columns: np.ndarray) -> list[int]:
-    """Return the numbers of a table row by row, given its columns."""
+    """Given a table's columns, return its numbers row by row."""
     numbers: list[int] = np.stack(columns, axis=1).ravel().tolist()
     return numbers

@@ -27,8 +27,8 @@ from kvcache.layout import Group, SlotLayout
 from kvcache.native_backends import NativeMemory
 from kvcache.slot_pool import StateSegment
 
-# Longer chunks with heads this wide use MLX's fused attention kernel, which must be forced: MLX's
-# default kernel stores all attention scores in memory.
+# Chunks of more than SHORT_CHUNK rows, with heads of WIDE_HEAD numbers, use MLX's fused attention
+# kernel. It must be forced, because MLX's default kernel stores all attention scores in memory.
 SHORT_CHUNK = 8
 WIDE_HEAD = 256
 

@@ -26,10 +26,10 @@ def new_backends(
     """Return a PageBackend for each group of layers. ``workers`` are the threads of a CPU's
     kernels.
 
-    The other parameters are for a Metal device. ``release_heaps`` allows releasing heaps before the
-    process ends, ``maps_while_running`` changing mappings while steps run. Heaps and weights stay
-    resident for ``residency_keep_s`` after a step. ``weights`` are evaluated arrays. Raises
-    RuntimeError if the device lacks a feature, OSError if it refuses memory."""
+    The other parameters are for a Metal device. Heaps may be released before the process ends if
+    ``release_heaps`` is True, and mappings may change while steps run if ``maps_while_running`` is.
+    Heaps and weights stay resident for ``residency_keep_s`` after a step. ``weights`` are evaluated
+    arrays. Raises RuntimeError if the device lacks a feature, OSError if it refuses memory."""
     if kv_backend.on_gpu:
         # With spare buffers, a sequence can start before old ones are unmapped. Dense ones cost
         # memory.
@@ -53,8 +53,8 @@ def new_backends(
 def new_states(
     layout: SlotLayout, num_slots: int, backend: PageBackend, workers: metal_ext.CpuWorkers | None
 ) -> StateMemory:
-    """Return memory for state slots. ``backend`` is the first group's; ``workers`` are a CPU's
-    threads. Raises RuntimeError if no buffer can hold all slots, OSError if memory is refused."""
+    """Return memory for state slots. ``backend`` is that of the first group of layers, ``workers``
+    are a CPU's threads. Raises RuntimeError if slots do not fit, OSError if memory is refused."""
     if isinstance(backend, MetalBackend):
         return backend.new_states(layout, num_slots)
     assert workers is not None, "the kernels of a CPU run on workers"

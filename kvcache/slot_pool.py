@@ -25,7 +25,7 @@ from kvcache.block_hashes import Evictions
 from kvcache.stats import SlotStats
 
 # Rough relative likelihoods that a later prompt continues from a slot. A prompt continues after a
-# user message if clients drop reasoning, or if the slots of later ends are evicted.
+# user message if clients drop reasoning, or if slots at the ends of later turns are evicted.
 LIKELIHOOD = {
     Retention.WAYPOINT: 1.0,
     Retention.END: 1.0,

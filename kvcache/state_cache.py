@@ -26,7 +26,7 @@ from kvcache.slot_pool import SlotPool, StateSegment
 SLOTS_PER_SEQUENCE = 3
 # In long prompts, the states are kept at each multiple of this number of tokens.
 WAYPOINT_TOKENS = 4096
-# The number of newest ends of turns whose states are kept longer than waypoints.
+# The states after this many newest turns of a conversation are kept longer than waypoints.
 ENDS_PER_CONVERSATION = 2
 # The number of slots that a conversation keeps longer than waypoints: after the newest turns, the
 # system prompt and the newest user message.
@@ -48,8 +48,8 @@ NO_BOUNDARIES = PromptBoundaries()
 def planned_checkpoints(
     hashes: BlockHashes, system_tokens: int, boundaries: PromptBoundaries
 ) -> dict[int, Retention]:
-    """Return the block boundaries whose states are worth keeping, by the number of leading blocks:
-    before each position after which other prompts may differ, and before this prompt's end."""
+    """Return the reasons for keeping states at block boundaries, by the number of leading blocks:
+    at the last one before this prompt's end, and before each end that the arguments name."""
     positions = (
         (hashes.num_tokens - 1, Retention.WAYPOINT),
         (boundaries.messages_end, Retention.END),
@@ -188,7 +188,7 @@ class StateCache:
         needed = self._needed(states, start, num_tokens)
         if states.steps and self._is_short:
             # The old base becomes free when the results of the step in flight are read. Taking a
-            # slot before would evict states that save thousands of tokens.
+            # slot earlier would evict states that save thousands of tokens.
             wanted = needed - len(states.spare) + self._num_planned(states, start, num_tokens)
             if wanted > self.pool.expendable:
                 return False

@@ -101,7 +101,7 @@ class KVViews:
     @property
     def first_rows(self) -> mx.array:
         """An array that depends on all that precedes the first attention. A CPU evaluates it while
-        the last step's results are read. A later array would wait for room in MLX's queue."""
+        the last step's results are read. An array of later work would wait in MLX's full queue."""
         return self._order.newest[0]
 
     def cancel(self) -> None:

@@ -30,10 +30,10 @@ from kvcache.selftest.kv_backend import (
 from kvcache.selftest.run import BEGINS, CacheSize, Result, SelfTest, to_line
 from kvcache.selftest.stress import ReleaseChecks, StressChecks
 
-# The pause after which speed is measured. Some systems reclaim GPU memory unused for a second.
+# The pause after which speed is measured. Some systems reclaim GPU memory after an idle second.
 PAUSE_S = 2.0
 WARM_UPS = 3
-# The measured weights are 256 MiB: enough to measure how long it takes to fetch reclaimed ones.
+# The weights take 256 MiB, enough to measure the time for fetching them after they were reclaimed.
 MATRICES, SIZE = 8, 4096
 # The number of commands to submit. One step of a 36-layer model has about as many.
 COMMANDS = 600

@@ -146,8 +146,8 @@ def process_footprint() -> int:
 
 
 def footprint_with(heap_bytes: int) -> int:
-    """Return nearly the result of process_footprint, but without its walk through all pages on
-    Linux, which delays mappings. ``heap_bytes`` are charged for memfd files. Raises OSError."""
+    """Return nearly the result of process_footprint, without the walk through all pages by which
+    Linux would delay mappings. On Linux, memfd files count as ``heap_bytes``. Raises OSError."""
     if sys.platform == "darwin":
         return _mac_footprint()
     wanted = ("RssAnon:", "VmSwap:")

@@ -139,7 +139,7 @@ class StressChecks:
 
 
 class ReleaseChecks:
-    """Maps and releases heap 0 again and again in buffer 0, while buffer 1 uses heap 1."""
+    """Again and again, maps heap 0 in buffer 0 and releases it, while buffer 1 uses heap 1."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout) -> None:
         self._backend = backend
