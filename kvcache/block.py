@@ -83,7 +83,7 @@ class Slot:
 
     number: int
     holders: int = 0
-    """The number of open sequences that use the slot, and of queue entries that will seal it."""
+    """The number of the slot's users: open sequences, and entries in the queue for sealing."""
     epoch: int = 0
     """The number of the newest step that may read or write the slot."""
     prefix: Prefix | None = None

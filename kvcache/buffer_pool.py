@@ -167,7 +167,7 @@ class BufferPool:
     # --- premapped blocks: mapped before a sequence needs them ------------------------------------
 
     def _use_premapped(self, buffer: SparseBuffer, blocks: list[Block], writable: bool) -> int:
-        """Move the premapped blocks with which ``blocks`` begins to the table. Return their
+        """Move to the table those premapped blocks with which ``blocks`` begins. Return their
         number."""
         count = buffer.count_premapped(blocks)
         for block in blocks[:count]:

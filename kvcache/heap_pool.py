@@ -23,8 +23,8 @@ from kvcache.backend import Charge, PageBackend, Releases
 from kvcache.block import Block, BlockState, SparseBuffer, SparseHeap, runs_of
 from kvcache.layout import Group
 
-# Sizes of free gaps in which to begin new adjacent blocks, the largest first: the blocks' sequence
-# can later take further blocks of the gap.
+# A sequence's new blocks begin in a free gap of one of these sizes, the first that is found. In a
+# wide gap, the sequence can later take further adjacent blocks.
 ROOM_FOR_A_RUN = (64, 16, 4, 1)
 
 

@@ -122,8 +122,8 @@ class PrefixIndex:
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
         """Return the number of a prompt's leading cached tokens, and the reason that only
-        ``matched`` blocks are shared, or None if no more may be. Only blocks of the same salt
-        count."""
+        ``matched`` blocks are shared, or None if the prompt may share no more. Only blocks of the
+        same salt count."""
         size = hashes.tokens_per_block
         while matched < hashes.shareable_blocks and self.find(hashes, matched) is not None:
             matched += 1

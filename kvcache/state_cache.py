@@ -131,7 +131,7 @@ class StateCache:
         return 0
 
     def explain(self, sequence: CachedSequence) -> MissReason | None:
-        """Return the reason that missing states keep a sequence from sharing blocks, or None."""
+        """Return the reason if missing states keep a sequence from sharing blocks, else None."""
         hashes, reason = sequence.block_hashes, None
         for number in range(sequence.sealed_blocks, hashes.shareable_blocks):
             block = self._index.find(hashes, number)

@@ -24,8 +24,8 @@ from kvcache.selftest.run import Result
 from kvcache.slot_pool import StateSegment
 from kvcache.views import layer_regions
 
-# The rows of the test's sequences: one row, and numbers that the decode kernel divides into two or
-# more splits of at most 256 rows.
+# How many rows the test's sequences have: one row, and enough for two or more splits, into which
+# the decode kernel divides more than 256 rows.
 LENGTHS = (1, 257, 600)
 MAX_TOKENS = 1024
 GATED_ROWS = 33
@@ -101,8 +101,8 @@ class KernelChecks:
         return Result(f"{len(LENGTHS)} buffers of {blocks} blocks")
 
     def _states(self) -> Result:
-        """Run a gated delta net over one sequence in several steps. A second sequence continues
-        from the state after two tokens, which the first step writes as well."""
+        """Run a gated delta net over one sequence in several steps. The first step also writes
+        the state after two tokens, from which a second sequence continues."""
         assert isinstance(self._backend, MetalBackend)
         tail_format = KVFormat(str(self._dtype).removeprefix("mlx.core."))
         spec = StateSpec(1, DELTA_HEADS, self._width, self._width, 3, tail_format)

@@ -98,7 +98,7 @@ def from_line(line: str) -> tuple[Result, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """The size of the cache of a model whose layers all have the same shape."""
+    """The size of a cache, for a model whose layers all have the same shape."""
 
     num_layers: int
     spec: KVSpec
