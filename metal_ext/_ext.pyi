@@ -360,8 +360,9 @@ class RopeTable:
 
     def __init__(self, frequencies: Sequence[float], magnitude: float = 1.0) -> None:
         """At position p, dimensions i and ``i + pairs`` of a head rotate together by
-        ``p * frequencies[i]`` radians; there are 1 to 128 ``pairs``. ``magnitude`` multiplies the
-        rotated dimensions. Raises ValueError if frequencies are too many or not finite."""
+        ``p * frequencies[i]`` radians. ``pairs`` is the number of frequencies, 1 to 128.
+        ``magnitude`` multiplies the rotated dimensions. Raises ValueError if frequencies are too
+        many or not finite."""
 
 @overload
 def project_append(
@@ -552,9 +553,8 @@ def linear(
     eps: float = 0.0,
     residual: mx.array | None = None,
 ) -> mx.array:
-    """Returns ``x @ W.T``, ``[R, outputs]``, for R rows x of ``inputs`` numbers. With ``norm``, an
-    RMS norm of this weight ``[inputs]`` is applied to x first. ``residual``, ``[R, outputs]``, is
-    added."""
+    """Returns ``x @ W.T``, ``[R, outputs]``, for x ``[R, inputs]``. With ``norm``, an RMS norm with
+    this weight ``[inputs]`` is applied to x first. ``residual``, ``[R, outputs]``, is added."""
 
 def linear_heads(
     x: mx.array,
@@ -642,8 +642,8 @@ def gather(
     head_dim: int,
     kv_backend: MetalKVBackend,
 ) -> tuple[mx.array, mx.array]:
-    """Returns copies of the keys and the values of the first ``tokens`` rows of a segment's range.
-    Each is ``[tokens, kv_heads, head_dim]`` of the layer's dtype. Works in any kind of backend."""
+    """Copies the first ``tokens`` rows of a segment's range. Returns the keys and the values, each
+    ``[tokens, kv_heads, head_dim]`` of the layer's dtype. Works in any kind of backend."""
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     """Returns ``silu(gate) * up`` by element, computed in float32. Both arrays have one shape and

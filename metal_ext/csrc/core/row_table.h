@@ -11,7 +11,7 @@
 #include "core/address_range.h"
 #include "core/checked.h"
 
-// The table by which kernels of a CPU find the K and V of a step's rows (tokens).
+// A step's rows (tokens), and where the K and V of each row lie in memory.
 namespace quire {
 
 // The tokens at positions [start, start + count) of one sequence, whose K and V lie in `range`.

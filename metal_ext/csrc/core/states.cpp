@@ -8,8 +8,7 @@
 #include "core/checked.h"
 #include "core/posix_memory.h"
 
-// Implements the memory of state slots. Cuts the rows of a step into parts: a part ends where the
-// state of a sequence is written to a slot.
+// Implements the memory of state slots, and the division of a step's rows into tiles and runs.
 namespace quire {
 
 namespace {

@@ -48,7 +48,7 @@ struct Attention {
   }
 };
 
-// Splits [first, first + count) of the keys of one row, for some of the KV heads.
+// The splits [first, first + count) of one row's keys, for some of the KV heads.
 struct SplitRun {
   size_t row;
   size_t first;

@@ -98,7 +98,7 @@ Routing route(const cpu::LayerKernels& kernels, float* logits, size_t rows, size
   return found;
 }
 
-// Sorts pairs of a row and an expert by expert (counting sort).
+// Sorts the pairs (row, expert) by their experts (counting sort).
 ExpertRows by_expert(const Routing& routing, size_t experts) {
   const size_t pairs = routing.experts.size();
   std::vector<size_t> next(experts + 1);  // index of each expert's next pair

@@ -42,8 +42,9 @@ std::pair<mx::array, mx::array> choose_tokens(
     const mx::array& raw, const mx::array& adjusted, const mx::array& choices,
     const Workers& workers);
 
-// Both throw std::invalid_argument unless arrays are float32 [rows][row_numbers], or [numbers].
+// Throws std::invalid_argument unless x is float32 [rows][row_numbers].
 void check_floats(const char* name, const mx::array& x, size_t row_numbers);
+// Throws std::invalid_argument unless the weight is float32 [numbers].
 void check_norm(const mx::array& weight, size_t numbers);
 
 }  // namespace quire::ops

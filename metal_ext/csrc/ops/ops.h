@@ -60,8 +60,8 @@ struct QKNorms {
   double eps;
 };
 
-// The rotation of heads by positions (RoPE). Dimensions i and i + pairs rotate together by position
-// * frequencies[i] radians, and are multiplied by the magnitude. Others are unchanged.
+// The rotation of heads by positions (RoPE). With n frequencies, dimensions i and i + n rotate by
+// position * frequencies[i] radians, and are multiplied by the magnitude. Others are unchanged.
 struct RopeTable {
   // Throws std::invalid_argument for no or too many frequencies, and for numbers not finite.
   RopeTable(std::vector<double> frequencies, double magnitude);

@@ -81,7 +81,7 @@ constexpr size_t kChunkRows = 32;
 constexpr size_t kKeyTokens = 16;
 constexpr size_t kValueDims = 64;
 
-// The operations on one float32 row between a layer's matrix products. `out` may be an input.
+// The operations on one float32 row between a layer's matrix products. `out` may equal an input.
 struct LayerKernels {
   // Computes x / sqrt(mean(x^2) + eps) * weight, [n] each.
   void (*rms_norm)(const float* x, const float* weight, float eps, size_t n, float* out);

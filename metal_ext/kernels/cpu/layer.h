@@ -1,6 +1,6 @@
 // The operations of a layer between its matrix products, in float32 (LayerKernels).
 
-// Calls body(first, count) for runs of kLanes of n numbers. The last run may be shorter.
+// Cuts n numbers into runs of kLanes, the last maybe shorter. Calls body(first, count) for each.
 template <class Body>
 inline void for_each_vec(size_t n, const Body& body) {
   size_t i = 0;

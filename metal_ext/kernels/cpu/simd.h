@@ -43,7 +43,7 @@ inline void load_pair(const float* p, Vec& first, Vec& second) {
   second = load(p + kLanes);
 }
 
-// Returns the index at which number i of a row is in kernel order, the order of load_pair().
+// Returns where number i of a row stands in kernel order, which is the order of load_pair().
 template <class KV>
 constexpr size_t kernel_order(size_t i) {
   if constexpr (sizeof(KV) == 4) {

@@ -167,7 +167,7 @@ struct RowShare {
   static constant constexpr uint kPieces = kNumbers / kWidth;
 };
 
-// Computes a simdgroup's weighted sum of the values of every kDecodeSimdgroups-th token.
+// Computes a simdgroup's part of the weighted sum of values: every kDecodeSimdgroups-th token.
 template <typename KV, int D, Rows kind>
 inline void weigh_values(
     RowSpace space, Split split, constant LayerPlace& place, uint simdgroup, uint lane,

@@ -91,9 +91,9 @@ class ArenaRange final : public DeviceRange {
   ArenaRange(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena)
       : DeviceRange(std::move(context)), arena_(std::move(arena)) {}
 
-  // Returns a region's address for the CPU, or null if no slice of the arena is mapped.
+  // Returns a region's address for the CPU, or null if no slice is mapped.
   std::byte* region(size_t index) const override;
-  // Returns the mapped slice's offset in the arena. Throws std::logic_error if none is mapped.
+  // Returns the mapped slice's offset in Arena's buffer. Throws std::logic_error without a slice.
   uint64_t row_base(size_t buffer) const override;
   BufferPlace view(size_t region) const override;
 

@@ -257,7 +257,7 @@ NS::SharedPtr<MTL::SharedEvent> make_shared_event(MTL::Device* device) {
 bool wait_for_value(
     MTL::SharedEvent* event, uint64_t value, std::chrono::nanoseconds timeout) {
   const auto limit = std::chrono::ceil<std::chrono::milliseconds>(timeout).count();
-  // Returns by the event's value, not by the wait's result: the system may end a wait early.
+  // The event's value decides, not the wait's result, because the system may end a wait early.
   event->waitUntilSignaledValue(value, static_cast<uint64_t>(std::max<int64_t>(limit, 0)));
   return event->signaledValue() >= value;
 }

@@ -45,8 +45,8 @@ class KVBackend {
   // Calls shutdown(). If that fails, the device objects are never released.
   ~KVBackend();
 
-  // new_heap() and new_range() throw std::system_error(ENOMEM) if the device refuses memory or the
-  // arena has no slice left.
+  // new_heap() and new_range() throw std::system_error(ENOMEM) if the device refuses memory, or if
+  // the dense kind's buffer has no slice left.
   std::shared_ptr<Heap> new_heap();
   std::shared_ptr<AddressRange> new_range();
   // Allocates state slots. Throws what Slots throws, or std::logic_error at a second call.

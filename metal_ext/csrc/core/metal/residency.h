@@ -104,7 +104,7 @@ class Residency {
   static constexpr uint64_t kSetPercent = 5;
   // A queue takes 32 sets (Metal's feature set tables). MLX uses one, and the rest is spare.
   static constexpr size_t kMostSets = 24;
-  // The number of sets that the weights leave to heaps and buffers.
+  // The least number of sets that the weights leave to heaps and buffers.
   static constexpr size_t kLeftByWeights = 4;
 
   // macOS 26 unwires memory one second after its last use (source: llama.cpp's pull request 17766).
@@ -119,7 +119,7 @@ class Residency {
     std::chrono::nanoseconds interval = kInterval;  // the longest time without a use or a request
     Clock now = &std::chrono::steady_clock::now;
   };
-  // No residency is requested of a device that has failed according to `health`.
+  // Once `health` has recorded a failure of the device, no residency is requested any more.
   Residency(MTL::Device* device, const Health& health, const Options& options);
   ~Residency() { end(); }
 

@@ -56,7 +56,7 @@ class MetalRows {
   // Returns the GPU addresses of blocks on the paged kind, else an array that nothing reads.
   const mx::array& pages() const { return pages_; }
   // Returns the buffers that views may show while the step writes to them, each as an array of one
-  // element: a buffer of each range with several rows (sparse), the arena (dense), or none (paged).
+  // element: one of each range with several rows (sparse), the only one (dense), or none (paged).
   const std::vector<mx::array>& written(size_t buffer) const { return written_[buffer]; }
   // Returns the tasks of rows [first, + count) of the table, cached for the next layer.
   const DecodeCut& decode_cut(size_t first, size_t count);
