@@ -128,8 +128,8 @@ class PageBackend(Protocol):
     into blocks. Buffers are address ranges in which blocks are mapped, writable in at most one.
 
     Only the engine thread may call methods, except ``committed_bytes``, and ``completed_ticket``
-    while the engine thread hangs. Operations on other threads get tickets, which are rising
-    numbers."""
+    while the engine thread hangs. Operations that run on other threads get tickets, which
+    are rising numbers."""
 
     name: str
     releases: Releases

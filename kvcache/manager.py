@@ -174,7 +174,7 @@ class KVCacheManager:
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
         """Return the length of the longest cached prefix in tokens, and the reason that the
-        sequence shares no more of it, or None."""
+        sequence shares no more of it, or None if no more may be shared."""
         parts = self._open[seq_id].parts
         reasons = [g.prefixes.explain(part) for g, part in zip(self._groups, parts, strict=True)]
         left_at, miss = min(reasons, key=lambda reason: reason[0])
