@@ -1,6 +1,6 @@
 // The operations of a layer between its matrix products, in float32 (LayerKernels).
 
-// Cuts n numbers into runs of kLanes, the last maybe shorter. Calls body(first, count) for each.
+// Cuts n numbers into runs of kLanes; the last may be shorter. Calls body(first, count) for each.
 template <class Body>
 inline void for_each_vec(size_t n, const Body& body) {
   size_t i = 0;

@@ -41,9 +41,9 @@ void for_panels(size_t row, size_t end, size_t first, size_t panels, const Body&
 template <size_t Sums, size_t R>
 constexpr size_t kPanelsOf = Sums / R >= 4 ? 4 : Sums / R >= 2 ? 2 : 1;
 
-// Calls for_panels() for rows [0, rows), in as few blocks of at most R rows as possible. The blocks
-// have equal sizes, or one row less: a short last block would wait for each sum. With fewer rows, a
-// block has more panels.
+// Calls for_panels() for rows [0, rows), in as few blocks of at most R rows as possible. All blocks
+// have the same size, or one row less, because a much shorter last block would wait for each sum.
+// With fewer rows, a block has more panels.
 template <size_t Sums, size_t R, class Body>
 void for_blocks(size_t rows, size_t first, size_t panels, const Body& body) {
   const size_t blocks = (rows + R - 1) / R;

@@ -40,7 +40,7 @@ Kernel copy_blocks_kernel();
 Kernel mark_step_kernel();
 
 // Returns the source of a library with these kernels, whose templates must be in one file. The
-// source is the files that it includes, the file, and the instances of its templates.
+// source has the files that this file includes, the file, and the instances of its templates.
 std::string library_text(const std::vector<Kernel>& kernels);
 
 // Returns the text of a file of kernels/metal. Throws std::logic_error for an unknown name.

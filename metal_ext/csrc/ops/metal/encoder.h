@@ -95,7 +95,7 @@ class Encoder {
     set_bytes(&value, sizeof(T), index);
   }
 
-  // Runs the kernel in `threads` threads, grouped along the first axis, in the largest groups.
+  // Runs the kernel in `threads` threads, in groups along the first axis, as large as possible.
   void run_threads(MTL::Size threads);
   void run_groups(MTL::Size groups);
 
