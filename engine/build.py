@@ -64,7 +64,7 @@ class EnginePlan:
 
     @property
     def arithmetic(self) -> str:
-        """Return a name for the way of multiplying weights, which the model's digest includes."""
+        """Return a name for how weights are multiplied. The model's digest includes this name."""
         if self.on_gpu:
             return "stored"
         return "packed" if self.activations == "float32" else f"packed, x in {self.activations}"
@@ -127,9 +127,9 @@ def plan_engine(
 
 
 def choose_activations(instruction_set: str, dtype: str, *, quantised: bool) -> Activations:
-    """Choose how a CPU rounds activations. AMX multiplies float32 as fast; only the set "bf16" has
-    products of bfloat16. `make quality` compares the cost with mlx-lm's. dtype: the checkpoint's.
-    """
+    """Choose how a CPU rounds activations. ``dtype`` is the checkpoint's. With AMX, int8 is not
+    faster than float32. Only the instruction set "bf16" multiplies bfloat16. `make quality`
+    compares the loss of quality with mlx-lm's."""
     if quantised:
         return "float32" if instruction_set == "amx" else "int8"
     return "bfloat16" if (instruction_set, dtype) == ("bf16", "BF16") else "float32"
@@ -164,7 +164,7 @@ def plan_memory(
     demand = memory_demand(spec, config, machine, shape, kv_backend, itemsize)
     weights = checkpoint.stored_bytes if kv_backend.on_gpu else checkpoint.packed_bytes
     demand = replace(demand, weights_bytes=weights)
-    # If the user sets the bytes for K and V, they may include memory left to other programs.
+    # If the user sets the bytes for K and V, the headroom for other programs may be used, too.
     room = usable if config.kv_budget_bytes is None else machine.total_bytes
     if demand.weights_bytes > room:
         longest = smallest_context(config.max_model_len, spec.max_position_embeddings)

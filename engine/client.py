@@ -316,7 +316,7 @@ class EngineClient:
         self, submission: Submission, read_with: TokenStream | None = None
     ) -> list[TokenStream]:
         """Submit one request for each item of ``submission.params``; on an error submit none. All
-        requests after the first share the first request's memory of the prompt.
+        requests share the prompt's K and V, which the first request computes.
 
         The new streams share the ``wake`` of the stream ``read_with``, so that one call can wait
         for all of them. Raises PromptTooLongError, QueueFullError or EngineDeadError.

@@ -104,8 +104,8 @@ def machine_memory(
 
 
 def macos_available_bytes(sysctl: Sysctl) -> int | None:
-    """Return the bytes of the pages in MACOS_AVAILABLE, or None on other systems. psutil's number
-    of available bytes counts some pages in use, and omits pages of recently read files."""
+    """Return the bytes of the pages in MACOS_AVAILABLE, or None on other systems. (psutil's number
+    is not used: it includes some pages in use, and lacks the pages of recently read files.)"""
     counts = [sysctl(name) for name in MACOS_AVAILABLE]
     pages = [count for count in counts if count is not None]
     return sum(pages) * os.sysconf("SC_PAGE_SIZE") if len(pages) == len(counts) else None
