@@ -71,7 +71,7 @@ def _kind(module: Any) -> str:
 
 
 def _pooling_modes(settings: dict[str, Any]) -> set[str]:
-    """Return the pooling modes of a settings file, which new files name and old files flag."""
+    """Return a settings file's pooling modes. New files name the modes; old files set flags."""
     named = settings.get("pooling_mode")
     if isinstance(named, str):
         return set(named.split("+"))
@@ -198,7 +198,7 @@ def tensors_of(spec: ModelSpec, naming: Naming = NAMINGS[0], *, embeds: bool) ->
 
 
 def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
-    """Read the ids of tokens that end an answer from generation_config.json, else config.json."""
+    """Read which token ids end an answer, from generation_config.json or else config.json."""
     generation = path / "generation_config.json"
     eos = read_json(generation).get("eos_token_id") if generation.exists() else None
     if eos is None:

@@ -69,7 +69,7 @@ PackedMlp = PackedDense | PackedMixture
 
 
 Packed = Callable[[int], None]
-"""A function that is called with the bytes of each packed product (joined matrices)."""
+"""A function that is called with the size in bytes of each packed product (joined matrices)."""
 Codes = tuple[mx.array, mx.array | None, int, int]
 """The scales, biases, bits and group size of a quantized matrix."""
 
@@ -94,7 +94,7 @@ class PackedDelta:
 
     inputs: metal_ext.PackedLinear
     ends: tuple[int, ...]
-    """The indices in a row of outputs where queries with keys and values, gate, and beta end."""
+    """The indices where parts of an output row end: queries with keys and values, gate, beta."""
     delta: metal_ext.GatedDelta
     output: metal_ext.PackedLinear
 
@@ -282,7 +282,7 @@ def pack_experts(
 
 
 def _codes(matrix: StoredMatrix) -> tuple[mx.array, Codes | None]:
-    """Return words of codes and Codes for a quantized matrix, or numbers and None for another."""
+    """Return a quantized matrix's packed words and Codes, or a plain matrix's numbers and None."""
     packing, scales = matrix.packing, matrix.scales
     if packing is None or packing.mode in PLAIN_MODES:
         return matrix.dequantized(), None

@@ -34,7 +34,7 @@ class Ops(Protocol):
         """Advance the layer's recurrent states by x; return the output ``[T, values_width]``."""
 
     def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
-        """Return x plus the layer's output projection of ``mixed``, the attention or recurrence."""
+        """Return x plus the output projection of ``mixed``, which attention or ``recur`` gave."""
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
         """Return x plus the MLP's output for x."""

@@ -15,8 +15,8 @@ ORIGINAL = "original_max_position_embeddings"
 
 
 def read_context(config: ModelConfig) -> int:
-    """Return the model's longest context in tokens. With YaRN, the trained context times YaRN's
-    factor counts, even if max_position_embeddings is less, as in vLLM. Raises CheckpointError."""
+    """Return the model's longest context in tokens. With YaRN, this is the trained context times
+    a factor, even if max_position_embeddings is less, as in vLLM. Raises CheckpointError."""
     known, fields = config.count("max_position_embeddings"), _Fields(config)
     if fields.kind in YARN and ORIGINAL in fields.values:
         known = max(known, int(fields.number("factor") * fields.number(ORIGINAL)))
@@ -41,8 +41,8 @@ def read_rope(
     *,
     parameters_first: bool = False,
 ) -> Rope:
-    """Return the RoPE of attention heads. ``theta`` is the default of RoPE's base.
-    ``parameters_first`` prefers numbers in ``rope_parameters``. Raises CheckpointError."""
+    """Return the RoPE of attention heads. ``theta`` is the default of RoPE's base. With
+    ``parameters_first``, ``rope_parameters`` overrides the top level. Raises CheckpointError."""
     base = rope_number(config, "rope_theta", theta, parameters_first=parameters_first)
     fields = _Fields(config)
     try:

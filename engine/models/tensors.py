@@ -242,7 +242,7 @@ class ModelTensors:
         return {name: shape for part in self.parts for name, shape in part.shapes().items()}
 
     def count(self, dimensions: int) -> int:
-        """Return the count of numbers in matrices and stacks (2), or in all other tensors (1)."""
+        """Count the numbers in matrices and stacks (``dimensions`` 2) or all other tensors (1)."""
         stacks = [matrix for matrix in self.matrices if isinstance(matrix, ExpertMatrix)]
         stacked = {name for stack in stacks for name in stack.shapes()}
         return sum(
@@ -420,11 +420,11 @@ def _misfit(
 
 
 Kind = tuple[int, mx.Dtype, int, int]
-"""A matrix's number of outputs, dtype of numbers or scales, bits and group size (0 if plain)."""
+"""A matrix's count of outputs, dtype (of scales if quantized), bits and group size (0 if plain)."""
 
 
 def packed_bytes(model: ModelTensors, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> int:
-    """Return the bytes of a model after packing for the CPU. ``tensors`` lists those in files."""
+    """Return a model's bytes after packing for the CPU. ``tensors`` has all tensors in files."""
     total = FLOAT32_BYTES * model.count(1)
     for product in model.products:
         kinds = [_kind_of(matrix, tensors, packing_of) for matrix in product]

@@ -20,7 +20,7 @@ UNREAD = (
 # Every fourth layer is an attention layer, unless config.json has another interval.
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
-# The kernels need heads of gated delta nets with a multiple of this number of dimensions.
+# A gated delta net's heads must have a multiple of this many dimensions, for the kernels.
 HEAD_DIM_UNIT = 16
 MAX_HEAD_DIM = 256
 
@@ -28,8 +28,8 @@ MAX_HEAD_DIM = 256
 def hybrid_decoder(
     text: ModelConfig, family: str, mlps: Sequence[Mlp], *, parameters_first: bool
 ) -> ModelSpec:
-    """Return a model of attention layers and gated delta nets. ``mlps`` has the MLP of each layer.
-    ``parameters_first`` prefers numbers in ``rope_parameters``. Raises CheckpointError."""
+    """Return a model of attention layers and gated delta nets. ``mlps`` has each layer's MLP. With
+    ``parameters_first``, ``rope_parameters`` overrides other fields. Raises CheckpointError."""
     layers = zip(_mixers(text, parameters_first), mlps, strict=True)
     return ModelSpec(
         family=family,
