@@ -343,8 +343,8 @@ def _crowd(
     context: int,
     config: EngineConfig,
 ) -> Crowd | None:
-    """Simulate with quantized weights as stored, or with other weights in the widest packing that
-    fits. Return None if none fits."""
+    """Run the simulation. Quantized weights stay as stored; other weights get the widest packing
+    that fits. Return None if no packing fits."""
     own = shape.quantization
     packings = WEIGHT_PACKINGS if own is None else (own_packing(own, on_gpu=device.on_gpu),)
     for weights in packings:

@@ -28,9 +28,9 @@ PANEL_OUTPUTS = 16
 VECTOR_BYTES = 2
 CONTEXTS = (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
 FLOAT32_BYTES = 4
-# A step holds at most this many arrays at once that are as large as the hidden state, or logits.
-HIDDEN_COPIES = 6
-LOGIT_COPIES = 5
+# The largest number of arrays that a step holds at once, by their size.
+HIDDEN_COPIES = 6  # as large as the hidden state
+LOGIT_COPIES = 5  # as large as the logits
 # Attention of one token splits the earlier tokens into parts of SPLIT_TOKENS. A GPU takes parts of
 # SHORT_SPLIT_TOKENS for sequences up to SHORT_ROW_TOKENS (arguments.h and kernels.h in metal_ext).
 SPLIT_TOKENS = 256
@@ -221,8 +221,8 @@ def _mixer_numbers(mixer: Mixer) -> int:
 def attention_scratch_bytes(
     spec: ModelSpec, config: EngineConfig, shape: KVShape, kv_backend: KVBackend
 ) -> int:
-    """Return an upper bound of the bytes that attention needs for partial sums of each sequence
-    that generates. With KVBackend.PAGED, add a copy of a prompt's earlier K and V."""
+    """Return an upper bound of the bytes of attention's partial sums, for all sequences that
+    generate. With KVBackend.PAGED, include copies of one prompt's earlier K and V."""
     longest = config.max_model_len or spec.max_position_embeddings
     short = min(longest, SHORT_ROW_TOKENS)
     of_row = max(-(-longest // SPLIT_TOKENS), -(-short // SHORT_SPLIT_TOKENS))
