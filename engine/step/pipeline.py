@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 FAILURE_WINDOW_S = 60.0
 # Errors that end the engine at once.
 FATAL = (AssertionError, BackendFailedError, EngineFailedError)
-# A mapping point is a pause without steps in flight, in which memory is mapped. To serve several
-# sequences, a pause is delayed by PATIENCE times the last pause, but by LONGEST_PATIENCE_S at most.
+# A mapping point is a pause without steps in flight, to map memory. It is delayed by PATIENCE times
+# the last pause, but at most by LONGEST_PATIENCE_S, so that it can serve several sequences.
 PATIENCE = 20
 LONGEST_PATIENCE_S = 0.15
 

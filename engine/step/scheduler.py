@@ -31,10 +31,10 @@ from kvcache.sequences import Progress
 
 
 def resting_sequences(running: SequenceOf[Sequence], max_step_mask_s: float) -> set[int]:
-    """Return the ids of sequences to leave out of a step, to make masks within max_step_mask_s.
+    """Return the ids of sequences that sit out a step, to make its masks within max_step_mask_s.
 
     A mask marks the tokens that may come next. Only sequences whose mask takes more than an equal
-    share of the time are left out. Sequences that were left out longest run first; one always runs.
+    share of the time sit out. Those that sat out the most steps run first; one always runs.
     """
     masked = [sequence for sequence in running if sequence.mask_s]
     left_s = max_step_mask_s
@@ -350,8 +350,8 @@ class Scheduler:
         return True
 
     def _break_deadlock(self) -> tuple[TokenEvent, ...]:
-        """Preempt the youngest sequence, because no sequence can run for lack of memory. If there
-        is only one sequence, end it with an error."""
+        """Preempt the youngest sequence, because memory is too short for any sequence to run. If
+        there is only one sequence, end it with an error."""
         if self.kv.recovering:
             return ()
         if len(self._running) > 1:

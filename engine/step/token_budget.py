@@ -45,8 +45,8 @@ class TokenBudget:
         self.tokens = self.alone = self._bounded(self.tokens)
 
     def room(self, *, decoding: bool, rows: int = 0) -> int:
-        """Return the number of prompt tokens to add to a step that has ``rows`` tokens already: the
-        limit of a step's prompt tokens, up or down so that all tokens fill whole tiles."""
+        """Return the number of prompt tokens to add to a step that has ``rows`` tokens already. It
+        is the limit, moved up or down to the nearest number that makes the last tile full."""
         budget, begun = self.tokens if decoding else self.alone, rows % self.tile
         return budget - begun if 2 * begun <= self.tile else budget + self.tile - begun
 
