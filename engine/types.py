@@ -29,7 +29,7 @@ class QueueFullError(Exception):
 
 
 class ShareFullError(QueueFullError):
-    """A tenant (user of an API key) would have more requests in the engine than one may have."""
+    """A tenant (user of an API key) would have more requests in the engine than it may have."""
 
 
 class PromptTooLongError(Exception):
@@ -159,7 +159,7 @@ class Request(PromptOptions):
     fork_of: int | None = None
     """The id of an earlier request with the same prompt, whose memory pages this request shares."""
     submitted_s: float | None = None
-    """The time of submission by the engine's clock. None leaves it out of the statistics."""
+    """The time of submission by the engine's clock; None leaves the request out of statistics."""
 
     def __repr__(self) -> str:
         """Return counts only: prompts are never printed."""

@@ -16,7 +16,7 @@ ORIGINAL = "original_max_position_embeddings"
 
 def read_context(config: ModelConfig) -> int:
     """Return the model's longest context in tokens. With YaRN, this is the trained context times
-    a factor, even if max_position_embeddings is less, as in vLLM. Raises CheckpointError."""
+    its factor, even if max_position_embeddings is less, as in vLLM. Raises CheckpointError."""
     known, fields = config.count("max_position_embeddings"), _Fields(config)
     if fields.kind in YARN and ORIGINAL in fields.values:
         known = max(known, int(fields.number("factor") * fields.number(ORIGINAL)))

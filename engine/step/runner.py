@@ -99,7 +99,7 @@ class ModelStep:
 
 
 class ModelRunner:
-    """Runs the plans of steps on a model. Use a runner on the thread that owns MLX only."""
+    """Runs the plans of steps on a model. Use a runner only on the thread that owns MLX."""
 
     def __init__(
         self,
@@ -148,8 +148,8 @@ class ModelRunner:
     @contextmanager
     def cancelling(self, views: KVViews) -> Iterator[None]:
         """If the ``with`` block raises an error, wait for submitted work and cancel the step.
-        Raises EngineFailedError if the wait fails or the GPU reports a fault. Raises
-        BackendFailedError on a page fault without a wait, because the device may still run."""
+        Raises EngineFailedError if the wait fails or the GPU reports a fault. On a page fault,
+        raises BackendFailedError without a wait, because the device may still run."""
         try:
             yield
         except Exception as error:
@@ -181,7 +181,7 @@ class ModelRunner:
         return ModelStep(self, plan, views, output, inner)
 
     def _batch(self, entries: SequenceOf[PlanEntry]) -> tuple[mx.array, list[int]]:
-        """Return all entries' tokens as one array, and the indices that sampled tokens follow."""
+        """Return all entries' tokens as one array, and the indices after which to sample."""
         tokens: list[int] = []
         rows: list[int] = []
         pending: list[tuple[int, int]] = []

@@ -87,7 +87,7 @@ class Logprobs:
 
 # Random numbers for sampling have 24 bits, the precision of a float32.
 DRAW_BITS = 24
-# For each value of a mask's byte, the numbers (0 or -inf) to add to the logits of its eight bits.
+# For each value of a mask's byte, what to add (0 or -inf) to the logits of the byte's eight tokens.
 ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 0, -np.inf)
 ADDED = ADDED[:, ::-1].astype(np.float32)
 # Rows without penalties get this history: a token and a count that change no logit.
@@ -292,7 +292,7 @@ def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.ar
         floors.append(_column(params, lambda p: p.min_p) * probabilities.max(-1, keepdims=True))
     kept = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
     if min(kept) < vocab or any(p.top_p < 1 for p in params):
-        # To sort a large vocabulary is slow. If all rows have a top_k, sort only so many tokens.
+        # To sort a large vocabulary is slow. If all rows have a top_k, sort only the likeliest.
         best = mx.topk(probabilities, max(kept), axis=-1) if max(kept) < vocab else probabilities
         descending = -mx.sort(-best, axis=-1)
         last = mx.array(kept)[:, None] - 1
