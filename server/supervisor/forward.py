@@ -41,7 +41,7 @@ class StreamStart:
     media_type: bytes
     sign_of_life: bytes
     begins_at_once: bool
-    """If False, the stream begins after ``server.sse_ping_s``: earlier errors set the status."""
+    """If False, it begins after ``server.sse_ping_s``, so that an earlier error sets the status."""
 
 
 EVENTS = StreamStart(b"text/event-stream; charset=utf-8", SIGN_OF_LIFE, begins_at_once=False)

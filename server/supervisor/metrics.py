@@ -1,4 +1,4 @@
-"""Makes one page of metrics: the front process's, and all models', each with a label ``model``."""
+"""Makes one page of the metrics of the front process, and of all models with a label ``model``."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator

@@ -281,7 +281,7 @@ class ModelSupervisor:
             self._has_changed()
 
     def running(self, model: ManagedModel) -> ModelProcess | None:
-        """Return a loaded model's process, else None. Raises NoRoomError if it must be unloaded."""
+        """Return a loaded model's process, or None. Raises NoRoomError if the model must yield."""
         if not model.loaded:
             return None
         if model.yields_to is not None and self._waits(model.yields_to):
@@ -405,7 +405,7 @@ class ModelSupervisor:
 
     def _goes_at(self, model: ManagedModel, other: ManagedModel) -> float:
         """Return the time at which ``model`` may be unloaded for the waiting model ``other``: after
-        enough idle time, or ``_turn_s`` after it was loaded and ``other`` began to wait."""
+        enough idle time, or when it has been loaded and ``other`` has waited for ``_turn_s``."""
         if model.pinned or model.loading is not None:
             return math.inf
         assert other.waits_since is not None
@@ -428,7 +428,7 @@ class ModelSupervisor:
                 other.yields_to = None
 
     def _kept_bytes(self, model: ManagedModel) -> int:
-        """Return the bytes to keep free for earlier models in the line that waited ``_turn_s``."""
+        """Return the bytes kept for models that waited longer than ``model``, and at least ``_turn_s``."""
         assert model.waits_since is not None
         latest = self._clock() - self._turn_s
         return sum(
@@ -456,7 +456,7 @@ class ModelSupervisor:
         """Limit a model's K and V to ``kv_bytes``, or to the bytes in use if these are more."""
         if model.process is None or kv_bytes == model.kv_bytes:
             return
-        # A raised limit counts before the process sets it, a lowered one after the process did.
+        # Count a raised limit before the process sets it, but a lowered limit only afterwards.
         before, model.kv_bytes = model.kv_bytes, max(model.kv_bytes, kv_bytes)
         limit = await model.process.set_kv_limit(kv_bytes)
         model.kv_bytes = before if limit is None else min(limit, model.kv_bytes)

@@ -30,7 +30,7 @@ from typing import Any
 import httpcore2
 import structlog
 
-# Shorter than limits.keep_alive_s of a model's process, which so never closes idle connections.
+# Shorter than a model's process keeps an idle connection, so that the process never closes one.
 IDLE_CONNECTION_S = 60.0
 MAX_IDLE_CONNECTIONS = 64
 # Until it is ready, a process must send a new message within this time after the last one.
