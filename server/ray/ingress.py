@@ -66,7 +66,7 @@ class Ingress:
         self._url = ""
 
     async def check_health(self) -> None:
-        """Start the HTTP server at Ray's first call. Raises RuntimeError if it has ended."""
+        """At Ray's first call, start the HTTP server. Raises RuntimeError once the server ended."""
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
         elif self._serving.done():

@@ -118,7 +118,7 @@ class Membership:
 
     @property
     def limiting_reports(self) -> list[ReplicaReport]:
-        """The reports that limit requests: of all replicas, or else of the last that has ended."""
+        """The reports that limit requests: all reports, or, without replicas, the newest report."""
         return self.reports or ([] if self._newest is None else [self._newest])
 
     @property

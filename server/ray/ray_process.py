@@ -191,7 +191,7 @@ def _check_not_running(folder: ClusterFolder) -> None:
 
 
 def _start(folder: ClusterFolder, options: Sequence[str], head: str, *, is_head: bool) -> Node:
-    # Ray would change the cluster by the RAY_ variables that the user has set.
+    # RAY_ variables that the user has set would change Ray's behaviour in the cluster.
     inherited = {name: each for name, each in os.environ.items() if not name.startswith("RAY_")}
     drain = {DRAIN: "0" if is_head else str(LEAVE_S)}
     with folder.log.open("wb") as log:

@@ -284,7 +284,7 @@ class RemoteEngine:
 
 
 def routed_text(submission: Submission, limits: EngineLimits) -> str:
-    """Return a text with one character, made of the block's hash, for each full block of a prompt.
+    """Return a text with a character for each full block of a prompt, made from the block's hash.
     The router compares prompts by these texts, which differ between tenants (API keys)."""
     if limits.shared_block_tokens is None:
         return ""

@@ -24,7 +24,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
     """Chooses a replica for a call by the Route that is the call's first argument."""
 
     def initialize_state(self, **options: Any) -> None:
-        # Ray's own tree of prefixes may be on any machine, and would keep replicas that have ended.
+        # Replace Ray's tree of prefixes: it may be on any machine, and would keep ended replicas.
         here = ray.get_runtime_context().get_node_id()
         tree = PrefixTreeActor.options(
             num_cpus=0,
