@@ -90,7 +90,7 @@ class RequestTimes:
         return sum(answer.tokens for answer in self.answers)
 
     def tokens_per_s(self, ended_s: float) -> float | None:
-        """Return tokens per second after the first token, or None. The request took ``ended_s``."""
+        """Return tokens per second from the first token to ``ended_s``; None before two tokens."""
         tokens, first_s = self.generated_tokens, self.first_token_s
         elapsed_s = 0.0 if first_s is None else ended_s - first_s
         return (tokens - 1) / elapsed_s if tokens > 1 and elapsed_s > 0 else None

@@ -119,7 +119,7 @@ def _each(
     figures: object,
     suffix: str = "",
 ) -> Iterator[Metric]:
-    """Yield a metric for each of ``texts``, with the value of the attribute of the same name."""
+    """Yield a metric for each name in ``texts``. Its value is that attribute of ``figures``."""
     for name, text in texts.items():
         yield make(f"quire_{prefix}{name}{suffix}", text, getattr(figures, f"{name}{suffix}"))
 

@@ -22,7 +22,7 @@ def gauge(name: str, help_text: str, value: float) -> Metric:
 
 
 def counter(name: str, help_text: str, value: float) -> Metric:
-    """``name`` does not contain ``_total``, which is added."""
+    """Make a counter. The ending ``_total`` is added to ``name``."""
     return CounterMetricFamily(name, help_text, value=float(value))
 
 
@@ -32,7 +32,7 @@ def info(name: str, help_text: str, labels: dict[str, str]) -> Metric:
 
 
 def counters(name: str, help_text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
-    """``name`` does not contain ``_total``, which is added."""
+    """Make a counter with labels. The ending ``_total`` is added to ``name``."""
     family = CounterMetricFamily(name, help_text, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, float(value))
