@@ -99,7 +99,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 class ObservedApp(DescribedApp):
-    """An application inside a RequestObserver, which so sees even the responses after a bug."""
+    """An application inside a RequestObserver, which therefore sees even responses after a bug."""
 
     def __init__(self, observer: Callable[[ASGIApp], RequestObserver], **options: Any) -> None:
         self._observer = observer

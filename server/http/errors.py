@@ -100,8 +100,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _is_unknown(request: Request) -> bool:
-    """Return True if the path is below /v1/responses/. OpenAI's paths there that this server lacks
-    match the route of stored responses, which has only GET and DELETE."""
+    """Return True if the path is below /v1/responses/. This server lacks some of OpenAI's paths
+    there. They match the route of stored responses, which has only GET and DELETE."""
     path: str = request.scope["path"]
     return path.startswith("/v1/responses/")
 

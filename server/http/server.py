@@ -111,7 +111,7 @@ class GuardedServer(uvicorn.Server):
 
 
 class DrainedServer(GuardedServer):
-    """A server that after a signal ends running answers, and answers 503 to new requests. Idle
+    """A server that lets running answers end after a signal, and answers 503 to new requests. Idle
     connections stay open: a request may be on its way. If the engine fails, the server ends."""
 
     def __init__(

@@ -259,7 +259,7 @@ class HostGuard:
 
 
 def _take_absolute_target(scope: Scope) -> None:
-    """Split an absolute URL as request target into path and Host: RFC 9112, section 3.2.2."""
+    """Split a target that is an absolute URL into path and Host: RFC 9112, section 3.2.2."""
     if target := ABSOLUTE.fullmatch(scope.get("raw_path") or b""):
         host, path = target[1], target[2] or b"/"
         others = [field for field in scope["headers"] if field[0] != b"host"]
