@@ -42,7 +42,7 @@ def match_name(
 
 
 def _match_own(name: str | None, models: Collection[str]) -> str | None:
-    """Return the full name of a model, whose ``org/`` may be missing if the rest is unique."""
+    """Return a model's full name. ``name`` may lack the part ``org/`` if the rest is unique."""
     if name is None or name in models:
         return name
     base = name.rpartition("/")[2]

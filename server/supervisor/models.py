@@ -31,7 +31,7 @@ from server.supervisor.process import LoadError, ModelProcess
 KV_BACKEND_FAILED_CODE = 4
 # Pause in seconds between a failed load of a model and the next attempt.
 RETRY_LOAD_S = 5.0
-# A turn (see above) lasts `models.evict_after_idle_s`, but at most this long.
+# A turn (see the file's docstring) lasts `models.evict_after_idle_s`, but at most this long.
 MAX_TURN_S = 300.0
 # A model keeps its place in the line for this long after the `Retry-After` time of a client.
 PLACE_KEPT_S = 10.0
@@ -428,7 +428,7 @@ class ModelSupervisor:
                 other.yields_to = None
 
     def _kept_bytes(self, model: ManagedModel) -> int:
-        """Return the bytes kept for models that waited longer than ``model``, and at least ``_turn_s``."""
+        """Return the bytes to keep for models ahead in the line that have waited ``_turn_s``."""
         assert model.waits_since is not None
         latest = self._clock() - self._turn_s
         return sum(
