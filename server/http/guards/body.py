@@ -52,7 +52,7 @@ def _brings_a_body(scope: Scope) -> bool:
 MAX_DIGITS = 20
 PLAIN = ("", "identity")
 ENCODED = "The body has a Content-Encoding, such as gzip, which is not read: send it plain."
-# Limit of the bodies of all requests in memory together. A larger max_body_bytes takes its place.
+# Limit of the memory for all requests' bodies together. A larger max_body_bytes takes its place.
 MAX_ALL_BODIES_BYTES = 256 * 1024**2
 
 
