@@ -21,7 +21,7 @@ from kvcache.stats import KVStats as KVStats
 from kvcache.stats import SlotStats as SlotStats
 
 FORM_LIMITS = "the answer's form has come to its limits"
-"""The beginning of the error message of a request that a FormLimitError has ended."""
+"""If a FormLimitError has ended a request, the request's error message begins with this text."""
 
 
 class QueueFullError(Exception):

@@ -228,8 +228,8 @@ def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = 
     layers = (name.removesuffix(".scales") for name in tensors if name.endswith(".scales"))
     packings = {layer: packing for layer in layers if (packing := config.quantization(layer))}
     promised = checkpoint_of(config, spec, tensors, packings, embeds=embeds)
-    # The files may have an output head that is never read. If the files are still larger than
-    # predicted, assume that weights have more bits than config.json says.
+    # The files may also have an output head that is never read. If they are larger even than with a
+    # head, assume that weights have more bits than config.json says.
     embedding = f"{model.embedding.name}."
     unread = sum(t.stored_bytes for name, t in tensors.items() if name.startswith(embedding))
     foreseen = promised.stored_bytes + (unread if model.head is None else 0)

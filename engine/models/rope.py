@@ -151,7 +151,7 @@ def _longrope(base: float, periods: list[float], fields: _Fields) -> Rope:
 
 
 def _proportional(periods: list[float], fields: _Fields) -> tuple[float, ...]:
-    """Return periods that rotate a first part of the pairs of dimensions only."""
+    """Return periods with which only the first part of the pairs of dimensions rotates."""
     factor = fields.number("factor", 1.0)
     turning = int(2 * len(periods) * fields.number("partial_rotary_factor", 1.0)) // 2
     still = len(periods) - turning

@@ -27,10 +27,10 @@ OPS_PER_LANE = 2  # a multiplication and an addition
 # From this memory size on, macOS gives the GPU three quarters of the memory, not two thirds.
 LARGE_MEMORY_BYTES = 36 * GIB
 
-# The estimated time of the Python code and kernel launches of a step with 36 layers, 400 kernels.
+# The estimated time that a step of 36 layers takes to run Python code and launch 400 kernels.
 APPLE_STEP_OVERHEAD_S = 2e-3
-# The time of a batch of 1 to 2048 Metal mappings of a page. On an M1 Max, others measured 0.13 to
-# 0.16 ms (the "pie" probe).
+# The time of a batch of 1 to 2048 Metal mappings, one page each. On an M1 Max, others measured 0.13
+# to 0.16 ms (the "pie" probe).
 APPLE_MAPPING_BATCH_S = 0.15e-3
 # The time of one mmap(MAP_FIXED) of a memfd, measured on a Linux machine with two Xeon cores.
 MMAP_CALL_S = 3.2e-6
@@ -139,7 +139,7 @@ STATE_OPS = 7
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Computes the time of a step of one model on one device from bytes and operations.
+    """Computes how long a step of one model takes on one device, from bytes and operations.
 
     A step reads all weights once, except experts that no token chooses (tokens choose at random). A
     step reads K and V, and reads and writes recurrent states. Activations are not counted.

@@ -267,7 +267,7 @@ def _choose(
 
 
 def _allowed(logits: mx.array, ids: mx.array) -> mx.array:
-    """Replace forbidden tokens, which a draw may choose by a rounding error, by the likeliest."""
+    """Replace a forbidden token, drawn because of a rounding error, with the likeliest token."""
     chosen = mx.take_along_axis(logits, ids[:, None].astype(mx.int32), axis=-1)[:, 0]
     return mx.where(chosen == -mx.inf, mx.argmax(logits, axis=-1), ids)
 

@@ -12,7 +12,7 @@ ALONE_TARGETS = 5.0
 # If sequences generate tokens beside a step's prompts, the step may take this many times the time
 # of generating alone, so that prompts progress even where generating takes most of the target.
 MAX_SLOWDOWN = 3.0
-# The weight of the newest step in the moving average of the times of steps without prompts.
+# The newest step's weight in the moving average, which has the times of steps without prompts.
 NEWEST_WEIGHT = 0.2
 # The number of token rows that MLX's kernels compute together on a GPU. Fewer rows take as long
 # (mlx/backend/metal/quantized.cpp).
