@@ -211,7 +211,7 @@ def activation_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int) -> in
 
 
 def _mixer_numbers(mixer: Mixer) -> int:
-    """Return an upper bound of the intermediate numbers that a mixer makes for one token."""
+    """Return an upper bound of how many intermediate numbers a mixer makes for one token."""
     if isinstance(mixer, GatedDeltaNet):
         return 2 * (mixer.conv_width + 2 * mixer.values_width)
     queries = 2 * mixer.heads if mixer.output_gate else mixer.heads
