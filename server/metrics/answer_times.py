@@ -37,7 +37,7 @@ def token_bounds(max_tokens: int) -> tuple[float, ...]:
 
 
 class Latencies:
-    """Histograms of the latencies and lengths of all answers of a server."""
+    """Histograms of latencies and lengths, for all answers of a server."""
 
     def __init__(self, max_model_len: int) -> None:
         """``max_model_len`` is the maximum sequence length in tokens."""
