@@ -127,7 +127,7 @@ def plan_engine(
 
 
 def choose_activations(instruction_set: str, dtype: str, *, quantised: bool) -> Activations:
-    """Choose how a CPU rounds activations. ``dtype`` is the checkpoint's. With AMX, int8 is not
+    """Choose how a CPU rounds activations, for a checkpoint of ``dtype``. With AMX, int8 is not
     faster than float32. Only the instruction set "bf16" multiplies bfloat16. `make quality`
     compares the loss of quality with mlx-lm's."""
     if quantised:

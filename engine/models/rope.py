@@ -1,5 +1,5 @@
 """Reads rotary position embeddings (RoPE) from ``config.json``. The formulas are from the paper of
-each kind of scaling. The defaults are mlx-lm's."""
+each kind of scaling. The defaults are the same as in mlx-lm."""
 
 import math
 from typing import Any

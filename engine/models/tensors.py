@@ -57,8 +57,8 @@ NAMINGS = (
     Naming("language_model.model.", f"language_model.{HEAD}"),
     Naming(""),
 )
-"""The namings, in this order, of a plain model, of the text part of a larger model on the hub, of
-such a part saved by MLX's tools, and of a model saved without its head."""
+"""How these models name tensors, in this order: a plain model, the text part of a larger model on
+the hub, such a part saved by MLX's tools, and a model saved without its head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,8 +356,8 @@ def naming_of(tensors: Mapping[str, Tensor]) -> Naming:
 def grouped_tensors(
     shape: tuple[int, ...], packing: Quantization, dtype: str
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the dtype and shape of each tensor of a quantized matrix or stack of matrices. In
-    affine mode, scales and biases have ``dtype``."""
+    """Return each tensor's dtype and shape, for a quantized matrix or stack of matrices. In affine
+    mode, scales and biases have ``dtype``."""
     *rows, columns = shape
     codes, groups = (*rows, columns * packing.bits // 32), (*rows, columns // packing.group_size)
     if packing.mode != AFFINE:

@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]
 
 
 def compute_itemsize(dtype: str, *, on_gpu: bool) -> int:
-    """Return the bytes of an activation. ``dtype`` is the checkpoint's, for example "BF16"."""
+    """Return the bytes of an activation, for a checkpoint of ``dtype``, for example "BF16"."""
     return 2 if on_gpu and dtype != "F32" else FLOAT32_BYTES
 
 

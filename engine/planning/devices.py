@@ -38,7 +38,7 @@ MMAP_CALL_S = 3.2e-6
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The numbers of a device that determine the time of steps and of mappings of memory."""
+    """A device's numbers that determine how long steps and mappings of memory take."""
 
     name: str
     memory_bytes: int
@@ -156,7 +156,7 @@ class CostModel:
     ops_per_pair: int
     """The operations of attention for each pair of a token and a token that it attends to."""
     mixtures: tuple[tuple[Experts, int], ...] = ()
-    """The mixture of experts of each layer that has one, and the bytes of one expert."""
+    """For each layer with experts, the mixture of experts and the bytes of one expert."""
     state_bytes: int = 0
     """The bytes of one sequence's recurrent states."""
 

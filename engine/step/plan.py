@@ -1,4 +1,4 @@
-"""The plan of a step and the outcomes of its entries, as plain values without arrays of MLX."""
+"""The plan of a step and the outcomes of its entries, as plain values without MLX arrays."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
