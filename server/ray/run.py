@@ -75,7 +75,7 @@ def _store_key(key_file: Path | None, ask: AskKey) -> tuple[ClusterFolder, str]:
 
 
 def stay_in_cluster(head: str, key_file: Path | None, ask: AskKey, say: Say) -> None:
-    """Join a cluster, and join it again whenever it ends, until a signal. Raises ClusterError."""
+    """Join a cluster, and join it again if it has ended, until a signal. Raises ClusterError."""
     folder, key = _store_key(key_file, ask)
     stop(folder)
     ended, last = ended_by_signal(), ""
