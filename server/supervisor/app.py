@@ -49,7 +49,7 @@ STORED_TARGET = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,64}(?=[/?]|\Z)")
 
 
 def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
-    """Make the ASGI application. Its start loads the models in models.pinned, its end ends all."""
+    """Make the ASGI application. Its start loads the pinned models, and its end ends all models."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -94,7 +94,7 @@ class Front:
                 yield model
 
     async def model_of(self, name: str | None) -> ManagedModel:
-        """Return a name's model. Search the disk again if the model is unused. Raises ApiError."""
+        """Return the model of a name. If it is unused, search the disk again. Raises ApiError."""
         model = self._find(name)
         if model is None or model.at_rest:
             await self.refresh()
