@@ -132,7 +132,7 @@ def _normal(origin: str) -> str | None:
 
 
 class OriginGuard:
-    """Answers 403 to pages of foreign origins, and answers preflight requests of other pages."""
+    """Answers 403 to pages of foreign origins, and answers preflight requests of allowed pages."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedOrigins, count: CountRefusal) -> None:
         self._app = app
