@@ -61,10 +61,10 @@ class RequestTimes:
         self.prompt_tokens = 0
         """Number of tokens in all prompts of the request."""
         self.tenant = b""
-        """Identifies the owner of the API key, as ``tenant`` of PrefixSalt in engine/types.py."""
+        """Identifies the owner of the API key, like ``tenant`` in PrefixSalt (engine/types.py)."""
 
     def answers_to(self, prompt_tokens: int, count: int, tenant: bytes) -> "list[AnswerTimes]":
-        """Start to measure ``count`` answers to a prompt, of which one counts cached tokens."""
+        """Start to measure ``count`` answers to a prompt. Only the first counts cached tokens."""
         new = [AnswerTimes(self, prompt_tokens, first=number == 0) for number in range(count)]
         self.answers += new
         self.prompt_tokens += prompt_tokens
