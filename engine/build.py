@@ -318,7 +318,7 @@ def assemble(
 
 
 def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
-    """Return a new engine's limit of prompt tokens per step. A device runs ``tile`` at once."""
+    """Return a new engine's limit of prompt tokens. A device runs ``tile`` tokens together."""
     maximum = config.max_num_batched_tokens
     return TokenBudget(
         target_s=config.step_time_target_ms / 1000,

@@ -14,8 +14,8 @@ ALONE_TARGETS = 5.0
 MAX_SLOWDOWN = 3.0
 # The newest step's weight in the moving average, which has the times of steps without prompts.
 NEWEST_WEIGHT = 0.2
-# The number of token rows that MLX's kernels compute together on a GPU. Fewer rows take as long
-# (mlx/backend/metal/quantized.cpp).
+# The number of token rows that MLX's kernels compute together on a GPU. Fewer rows take the same
+# time (mlx/backend/metal/quantized.cpp).
 GPU_TILE_ROWS = 32
 
 
