@@ -75,9 +75,10 @@ def is_status(kind: str) -> bool:
     return kind.startswith("status")
 
 
-def squared(times_s: Sequence[float]) -> Problems:
-    """Whether the last three of the times, each for a double size, grow with the square."""
-    if len(times_s) < 3 or times_s[-3] < SQUARE_FLOOR_S:
+def squared(times_s: Sequence[float], bound_s: float = 0.0) -> Problems:
+    """Whether the last three of the times, each for a double size, grow with the square. bound_s: a
+    deadline holds them, up to which they may grow."""
+    if len(times_s) < 3 or times_s[-3] < SQUARE_FLOOR_S or times_s[-1] < bound_s:
         return {}
     grows = all(times_s[at] > SQUARE_RATIO * times_s[at - 1] for at in (-1, -2))
     return {"time": " to ".join(f"{one:.2f}" for one in times_s[-3:]) + " s"} if grows else {}

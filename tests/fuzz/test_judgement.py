@@ -50,6 +50,8 @@ def test_times_grow_with_the_square_when_two_doublings_say_so() -> None:
     assert not squared([0.06, 0.24, 0.5]), "once is chance"
     assert not squared([0.001, 0.004, 0.016]), "short times say nothing"
     assert not squared([0.06, 0.24])
+    assert not squared([0.06, 0.24, 0.96], bound_s=1.0), "a deadline holds them"
+    assert "time" in squared([0.06, 0.24, 1.1], bound_s=1.0)
 
 
 def test_memory_that_is_not_given_back_is_a_finding() -> None:
