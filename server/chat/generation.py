@@ -47,6 +47,8 @@ class Prompt:
     """Rules for parsing a chat's answer. With None, the whole answer is content."""
     new_recorder: Callable[[], ReasoningRecorder] | None = None
     """Makes a recorder of each answer's reasoning. With None, no reasoning is recorded."""
+    not_enforced: tuple[str, ...] = ()
+    """Keywords of the answer's schema that are left to the model, with their places."""
 
     @property
     def ids(self) -> tuple[int, ...]:

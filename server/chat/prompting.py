@@ -40,11 +40,13 @@ async def compiled_constraint(
     *,
     ignores_eos: bool,
     turns_param: str,
-) -> TokenConstraint | None:
-    """Return the constraint of an answer, or None if any text is allowed. Raises ApiError."""
+) -> tuple[TokenConstraint | None, tuple[str, ...]]:
+    """Compile the constraint of an answer, None if any text is allowed. Return it with the keywords
+    of schemas that it leaves to the model. Raises ApiError."""
     spec = constraint_spec_of(conversation, options)
     try:
         constraint = await grammars.compile(spec, options.begun_content)
+        not_enforced = await grammars.not_enforced(spec)
     except UnfitBeginningError as error:
         raise invalid(
             f"The answer that is begun does not fit its form ({spec.param}).", turns_param
@@ -58,7 +60,7 @@ async def compiled_constraint(
             "An answer of a given form, or with a budget of thoughts, has an end of its own.",
             "ignore_eos",
         )
-    return constraint
+    return constraint, not_enforced
 
 
 def constraint_spec_of(conversation: Conversation, options: ParseOptions) -> ConstraintSpec:
@@ -142,7 +144,7 @@ class ChatPrompts:
         params = self.rules.sampling_params(
             sampling, len(encoded.ids), chat.max_tokens, chat.max_tokens_param, chat.logprobs
         )
-        constraint = await compiled_constraint(
+        constraint, not_enforced = await compiled_constraint(
             self.grammars,
             conversation,
             options,
@@ -158,7 +160,8 @@ class ChatPrompts:
             boundaries=encoded.boundaries,
             constraint=constraint,
         )
-        return Prompt(submission, sampling.stop_strings(), options, known.new_recorder)
+        stop = sampling.stop_strings()
+        return Prompt(submission, stop, options, known.new_recorder, not_enforced)
 
     async def encode(
         self,

@@ -13,6 +13,7 @@ from server.protocol.unsupported import Unsupported
 from server.routes.openapi import speaks_anthropic
 
 NOT_SHOWN_HEADER, LEFT_OUT_HEADER = b"X-Images-Not-Shown", b"X-History-Left-Out"
+NOT_ENFORCED_HEADER = b"X-Quire-Not-Enforced"
 UNKNOWN_ROUTE = "none"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # Clients poll these routes every few seconds. Their requests are logged at level debug.
@@ -152,7 +153,8 @@ class Exchange:
             content = self._unsupported
             kinds = ", ".join(f"{kind}={count}" for kind, count in sorted(content.left_out.items()))
             own = [*self._headers, (NOT_SHOWN_HEADER, str(content.count or "").encode())]
-            own = [field for field in (*own, (LEFT_OUT_HEADER, kinds.encode())) if field[1]]
+            own += [(LEFT_OUT_HEADER, kinds.encode()), (NOT_ENFORCED_HEADER, self._not_enforced)]
+            own = [field for field in own if field[1]]
             message["headers"] = [*message.get("headers", ()), *own]
             if self.forwarded is None:
                 self.count()
@@ -188,6 +190,10 @@ class Exchange:
         counts = {"images_not_shown": content.count, "history_left_out": content.left_out.total()}
         fields |= {name: count for name, count in counts.items() if count}
         return fields | {"client_left": self.left}
+
+    @property
+    def _not_enforced(self) -> bytes:
+        return ", ".join(self._scope["state"].get("not_enforced", ())).encode()
 
     @property
     def _unsupported(self) -> Unsupported:

@@ -446,10 +446,12 @@ class NamedSchema(WireModel):
     """A JSON schema with a name, which the model does not see."""
 
     schema_: Schema | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+    """If true, refuse a schema of which a part cannot be enforced; else leave that part out."""
 
 
 class ResponseFormat(WireModel):
-    """OpenAI's field for the format of an answer. This server enforces every schema strictly."""
+    """OpenAI's field for the format of an answer."""
 
     type: str
     json_schema: NamedSchema | None = None
@@ -504,7 +506,7 @@ class StructureFields(WireModel):
             (response_format.schema_, "response_format.schema"),
         ):
             if schema is not None:
-                return [OutputFormat("json_schema", schema, param)]
+                return [OutputFormat("json_schema", schema, param, named.strict is True)]
         return [OutputFormat("json_object")]
 
     def _other_formats(self) -> Iterator[OutputFormat]:

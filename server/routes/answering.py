@@ -47,6 +47,7 @@ class Answering:
         self, request: Request, answer: Answer, *prompts: Prompt, stream: bool | None
     ) -> Response:
         """Submit the prompts, and return one response with all answers. Raises ApiError."""
+        request.state.not_enforced = prompts[0].not_enforced  # several prompts have no form
         choices = self.start(*prompts, times=request.state.times)
         ping_s = self.config.server.sse_ping_s
         if stream:

@@ -102,7 +102,9 @@ class OutputFormat:
     value: Any = None
     """A schema (dict or bool), a list of allowed texts, a regex or grammar as text, or None."""
     param: str = "response_format"
-    """The name of the request's field that sets the format. Error messages contain this name."""
+    """The API's name for the field that sets the format, used in error messages."""
+    strict: bool = True
+    """Whether to refuse a schema that cannot be enforced in whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,13 @@
 """Parse JSON that clients or models wrote."""
 
 import json
+import re
 from typing import Any
+from urllib.parse import unquote
 
 # Maximum number of values in a text. Parsing more values would delay other requests too long.
 MAX_VALUES = 32_768
+INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 
 
 def outside_texts(piece: bytes, in_text: bool = False) -> tuple[bytes, bool]:
@@ -41,6 +44,9 @@ def follow(reference: object, root: object) -> Any:
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     for step in reference.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        root = root.get(name) if isinstance(root, dict) else None
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(root, list) and INDEX.fullmatch(name):
+            root = root[int(name)] if int(name) < len(root) else None
+        else:
+            root = root.get(name) if isinstance(root, dict) else None
     return root

@@ -240,7 +240,8 @@ def _of_forms() -> Iterator[Row]:
         return _chat(lambda n, mark: make(mark, n - FORM_BYTES))
 
     def schema(value: Any) -> dict[str, Any]:
-        return {"response_format": {"type": "json_schema", "json_schema": {"schema": value}}}
+        form = {"strict": True, "schema": value}
+        return {"response_format": {"type": "json_schema", "json_schema": form}}
 
     for what, make in (
         ("one choice", lambda mark, n: {"guided_choice": [mark * n]}),

@@ -66,7 +66,8 @@ SCHEMES_OF_EXTENSIONS = frozenset({"chrome-extension", "moz-extension", "safari-
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 EXPOSED = (
-    "X-Request-Id, Request-Id, Retry-After, X-Should-Retry, X-Images-Not-Shown, X-History-Left-Out"
+    "X-Request-Id, Request-Id, Retry-After, X-Should-Retry, X-Images-Not-Shown, "
+    "X-History-Left-Out, X-Quire-Not-Enforced"
 )
 PREFLIGHT_KEPT_S = 3600
 MAX_ASKED_HEADERS_CHARS = 2048

@@ -233,7 +233,7 @@ class AnswerFields(LogprobFields, KeptFields):
         if not self.format and self.format != {}:
             return None
         if isinstance(self.format, dict):
-            return OutputFormat("json_schema", self.format, "format")
+            return OutputFormat("json_schema", self.format, "format", strict=False)
         if self.format != "json":
             raise invalid('format must be "json", or a JSON schema.', "format")
         return OutputFormat("json_object", None, "format")

@@ -84,11 +84,11 @@ class ResponsesReasoning(ReasoningField):
 
 
 class TextFormat(WireModel):
-    """The format of the answer. This server enforces every schema strictly, and the model does not
-    see a schema's name."""
+    """The format of the answer. The model does not see a schema's name."""
 
     type: str
     name: str | None = None
+    strict: bool | None = None
     schema_: Json | None = Field(default=None, alias="schema")
 
     def output(self) -> OutputFormat | None:
@@ -100,14 +100,20 @@ class TextFormat(WireModel):
             case "json_schema":
                 if self.schema_ is None:
                     raise invalid("This format has no schema.", "text.format.schema")
-                return OutputFormat("json_schema", self.schema_, "text.format.schema")
+                param, strict = "text.format.schema", self.strict is True
+                return OutputFormat("json_schema", self.schema_, param, strict)
         raise invalid(f"A format {quoted(self.type)} is not supported.", "text.format.type")
 
     def object(self) -> Json:
         if self.schema_ is None:
             return {"type": self.type}
         name = self.name or DEFAULT_FORMAT_NAME
-        return {"type": self.type, "name": name, "schema": self.schema_, "strict": True}
+        return {
+            "type": self.type,
+            "name": name,
+            "schema": self.schema_,
+            "strict": bool(self.strict),
+        }
 
 
 class TextField(WireModel):

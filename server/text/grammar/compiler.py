@@ -6,11 +6,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.types import TokenConstraint
 from server.text.conversation import Channel
-from server.text.grammar.constraint_spec import ConstraintSpec, spec_json
+from server.text.grammar.constraint_spec import ConstraintSpec, spec_json, spec_of_json
 from server.text.grammar.constraints import (
     CompiledGrammar,
     GrammarConstraint,
@@ -139,6 +139,10 @@ class GrammarCompiler:
             answer, self._vocabulary, spec.first_channel, spec.thinking_budget
         )
 
+    async def not_enforced(self, spec: ConstraintSpec) -> tuple[str, ...]:
+        """Return the keywords of a compiled spec that are left to the model, with their places."""
+        return (await self._grammar(spec)).not_enforced if spec.has_grammar else ()
+
     async def close(self) -> None:
         """End the worker process. The next grammar starts another worker."""
         loaded, self._loaded = self._loaded, None
@@ -193,6 +197,12 @@ class GrammarCompiler:
         loaded = self._load()
         estimate = await loaded.worker.estimate(spec_text)
         if estimate.refusal is not None:
+            spec, left_out = spec_of_json(spec_text).without_schemas()
+            if left_out:
+                spec_text = spec_json(spec, self._limits.max_spec_bytes)
+                estimate = await loaded.worker.estimate(spec_text)
+                estimate = replace(estimate, not_enforced=[*left_out])
+        if estimate.refusal is not None:
             refusal = Refusal(estimate.refusal, estimate.param)
             self._cache.refuse(digest, refusal)
             return refusal
@@ -205,7 +215,7 @@ class GrammarCompiler:
         except BaseException:
             self._cache.release(memory_bytes)
             raise
-        grammar = CompiledGrammar(matcher, memory_bytes)
+        grammar = CompiledGrammar(matcher, memory_bytes, tuple(estimate.not_enforced))
         self._cache.keep(digest, grammar)
         return grammar
 

@@ -1,12 +1,12 @@
 """Describes the constraint of an answer, collected from all fields of a request."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from server.text.calls.tool_format import ToolFormat
 from server.text.conversation import Channel, OutputFormat, Tool
-from server.text.grammar.grammar_errors import GrammarError
+from server.text.grammar.grammar_errors import MAX_LISTED, GrammarError
 
 TOOLS_PARAM = "tools"
 
@@ -48,12 +48,28 @@ class ConstraintSpec:
         """The field of the request that errors of the grammar name."""
         return TOOLS_PARAM if self.output is None or self.must_call else self.output.param
 
+    def without_schemas(self) -> tuple["ConstraintSpec", tuple[str, ...]]:
+        """Return this spec without the schemas that need not be enforced, and their places."""
+        if not self.must_call:
+            output = self.output
+            if output is None or output.strict or output.kind != "json_schema":
+                return self, ()
+            is_object = isinstance(output.value, dict) and output.value.get("type") == "object"
+            value = {"type": "object"} if is_object else True
+            return replace(self, output=replace(output, value=value)), ("schema at #",)
+        left = [tool for tool in self.tools if not tool.strict and tool.parameters is not None]
+        tools = (replace(tool, parameters=None) if tool in left else tool for tool in self.tools)
+        places = tuple(f"schema at {tool.name}#" for tool in left)
+        return replace(self, tools=tuple(tools)), places[:MAX_LISTED]
+
 
 def spec_json(spec: ConstraintSpec, max_bytes: int) -> str:
     """Write the fields that decide the grammar as JSON. Raises GrammarError if this fails."""
     output = spec.output
     form = {
-        "output": None if output is None else [output.kind, output.value, output.param],
+        "output": None
+        if output is None
+        else [output.kind, output.value, output.param, output.strict],
         "tools": [[tool.name, tool.parameters, tool.strict] for tool in spec.tools],
         "tool_format": spec.tool_format.value,
         "must_call": spec.must_call,

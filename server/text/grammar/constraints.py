@@ -26,10 +26,14 @@ class ConstraintError(RuntimeError):
 class CompiledGrammar:
     """A compiled grammar, which several answers may use at once."""
 
-    def __init__(self, matcher: LLMatcher, memory_bytes: int) -> None:
-        """``matcher`` is llguidance's matcher in its initial state. Each answer uses a copy."""
+    def __init__(
+        self, matcher: LLMatcher, memory_bytes: int, not_enforced: tuple[str, ...] = ()
+    ) -> None:
+        """matcher: llguidance's matcher in its initial state, of which each answer uses a copy.
+        not_enforced: keywords of schemas that are left to the model, with their places."""
         self.matcher = matcher
         self.memory_bytes = memory_bytes
+        self.not_enforced = not_enforced
         self.is_spent = False
         """True if an answer has reached a limit of the lexer, whose states all answers share."""
 

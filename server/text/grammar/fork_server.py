@@ -23,7 +23,7 @@ import psutil
 from llguidance import LLTokenizer
 
 from server.text.grammar.constraint_spec import ConstraintSpec, spec_of_json
-from server.text.grammar.grammar_errors import GrammarError
+from server.text.grammar.grammar_errors import GrammarError, Relaxation, limit_of
 from server.text.grammar.matcher import deep_threads, new_matcher, try_matcher, warm_up
 from server.text.grammar.text import TokenizerFacts, grammar_text
 
@@ -51,6 +51,8 @@ class CostEstimate:
     """A text for clients that says why the grammar cannot be enforced, or None if it can."""
     param: str | None = None
     """The request's field that causes the refusal, or None."""
+    not_enforced: list[str] = field(default_factory=list)
+    """Keywords of schemas that the grammar leaves to the model, with their places."""
 
 
 def estimate_cost(spec_text: str, tokens: Tokens, max_mask_s: float) -> CostEstimate:
@@ -62,17 +64,27 @@ def estimate_cost(spec_text: str, tokens: Tokens, max_mask_s: float) -> CostEsti
             # A child's memory grows when it first reads inherited pages: read them beforehand.
             thread.submit(warm_up, tokens.engine).result()
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            grammar = thread.submit(_try_grammar, spec, tokens, max_mask_s).result()
+            trial = thread.submit(_try_grammar, spec, tokens, max_mask_s)
+            grammar, not_enforced = trial.result()
     except GrammarError as error:
         return CostEstimate(refusal=str(error), param=error.param or spec.param)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return CostEstimate(grammar, grown * MAXRSS_BYTES)
+    return CostEstimate(grammar, grown * MAXRSS_BYTES, not_enforced=not_enforced)
 
 
-def _try_grammar(spec: ConstraintSpec, tokens: Tokens, max_mask_s: float) -> str:
-    grammar = grammar_text(spec, tokens.facts)
-    try_matcher(tokens.engine, new_matcher(tokens.engine, grammar), max_mask_s)
-    return grammar
+def _try_grammar(
+    spec: ConstraintSpec, tokens: Tokens, max_mask_s: float, *, probes: bool = False
+) -> tuple[str, list[str]]:
+    """Return a grammar's text, and the keywords that it leaves to the model."""
+    relaxation = Relaxation(probes=probes)
+    try:
+        grammar = grammar_text(spec, tokens.facts, relaxation)
+        try_matcher(tokens.engine, new_matcher(tokens.engine, grammar), max_mask_s)
+    except GrammarError as error:
+        if probes or error.place or limit_of(str(error)):
+            raise
+        return _try_grammar(spec, tokens, max_mask_s, probes=True)
+    return grammar, relaxation.not_enforced
 
 
 LENGTH = struct.Struct(">I")

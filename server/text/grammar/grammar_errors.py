@@ -1,17 +1,62 @@
-"""Errors of grammars. Their messages never quote the request."""
+"""Errors of grammars, whose messages quote nothing of the request but places in a schema."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+# Maximum number of keywords that are listed as not enforced, and length of the place of each.
+MAX_LISTED, MAX_PLACE_CHARS = 16, 256
 
 
 class GrammarError(ValueError):
     """Raised if a grammar cannot be enforced. The text names the schema keyword or the limit."""
 
-    def __init__(self, message: str, param: str | None = None) -> None:
-        """``param`` is the field of the request that causes the error."""
+    def __init__(self, message: str, param: str | None = None, keyword: str = "") -> None:
+        """param: the request's field that causes the error. keyword: the schema's keyword that
+        does; the message goes on from it, as in "is not supported"."""
         super().__init__(message)
         self.param = param
+        self.keyword = keyword
+        self.place = ""
+        """The place of the keyword in its schema, as a JSON pointer in a URI's form (RFC 6901)."""
+
+    def __str__(self) -> str:
+        at = f" at {self.place}" if self.place else ""
+        return f"{self.keyword}{at} {super().__str__()}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxation:
+    """Leaves out keywords that a grammar cannot hold, unless the client asked for strictness."""
+
+    strict: bool = True
+    probes: bool = False
+    """Whether llguidance has refused the whole, so that the keywords must be looked for."""
+    not_enforced: list[str] = field(default_factory=list)
+    """The keywords left out, each with its place."""
+
+    @contextmanager
+    def at(self, place: str, keyword: str = "schema") -> Iterator[None]:
+        """Suppress a GrammarError and list its keyword. If strict, only name the error's place."""
+        try:
+            yield
+        except GrammarError as error:
+            error.keyword = error.keyword or keyword
+            error.place = error.place or place[:MAX_PLACE_CHARS]
+            if self.strict:
+                raise
+            if len(self.not_enforced) < MAX_LISTED:
+                self.not_enforced.append(f"{error.keyword} at {error.place}")
+
+
+STRICT = Relaxation()
+
+
+def pointer_step(name: str) -> str:
+    """Write a name as a step of a JSON pointer in a URI's form."""
+    return quote(name.replace("~", "~0").replace("/", "~1"), safe="~$")
 
 
 class UnfitBeginningError(ValueError):
@@ -52,8 +97,15 @@ LIMITS = (
 )
 
 
+UNUSABLE = "cannot be used: "
+# The message of a pattern's parser: the pattern, a mark below the fault, and fixed words.
+PATTERN_FAULT = re.compile(r"regex parse error:\n    .*\n    ( *)\^+\nerror: (.*)")
+
+
 def meaning(complaint: str) -> str:
-    """Translate llguidance's message, which may quote the request, to a fixed text."""
+    """Translate llguidance's message, which may quote the request, to fixed words."""
+    if fault := PATTERN_FAULT.search(complaint):
+        return f"a pattern {UNUSABLE}{fault[2]}, at character {len(fault[1]) + 1}"
     return _translate(complaint, MEANINGS) or limit_of(complaint) or "it is not valid"
 
 

@@ -1,16 +1,26 @@
 """Reduces a JSON Schema to the keywords that llguidance enforces, or refuses the schema.
 
-llguidance ignores unknown keywords. So every keyword that could constrain an answer is either
-supported or refused by name. Only keywords that do not constrain answers are dropped."""
+llguidance ignores unknown keywords. So every keyword that could constrain an answer is supported,
+or refused by name where the client asked for strictness, and else left out and listed. All other
+keywords are dropped. References are rewritten, because they may lead to any place of a schema."""
 
 import math
 import re
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
-from server.text.grammar.grammar_errors import GrammarError
+from server.text.grammar.exact_rewrites import (
+    are_disjoint,
+    close_names,
+    finite_values,
+    unique_items,
+)
+from server.text.grammar.grammar_errors import STRICT, GrammarError, Relaxation, pointer_step
 from server.text.grammar.matcher import MAX_LEXER_STATES
+from server.text.grammar.probing import OTHERS, mend
 from server.text.json_object import follow
 
 MAX_PATTERNS = 8
@@ -106,20 +116,19 @@ VALUES: dict[str, tuple[type[Any], ...]] = {
     "exclusiveMinimum": (int, float, bool),
     "exclusiveMaximum": (int, float, bool),
     "multipleOf": (int, float),
-    "$defs": (dict,),
-    "definitions": (dict,),
+    "propertyNames": SCHEMA,
+    "uniqueItems": (bool,),
 }
 REFUSED = frozenset(
     {
         "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired",
-        "dependentSchemas", "else", "if", "maxContains", "minContains", "not", "propertyNames",
-        "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
+        "dependentSchemas", "else", "if", "maxContains", "minContains", "not", "then",
+        "unevaluatedItems", "unevaluatedProperties",
     }
 )  # fmt: skip
 # With these values a refused keyword constrains nothing. Schema generators write such values.
 ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
-    "uniqueItems": (False,),
-    "propertyNames": (True, {}, {"type": "string"}),
+    "not": (False,),
     "unevaluatedItems": (True, {}),
     "unevaluatedProperties": (True, {}),
     "dependencies": ({},),
@@ -141,12 +150,11 @@ REFUSED_FORMATS = frozenset(
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 COUNTS = frozenset(name for name, types in VALUES.items() if types == (int,))
 PATTERNS = frozenset({"pattern", "patternProperties"})
-SUBSCHEMAS = frozenset({"items", "additionalItems", "additionalProperties"})
-PROPERTIES = frozenset({"properties", "patternProperties"})
+SUBSCHEMAS = frozenset({"items", "additionalItems", "additionalProperties", "propertyNames"})
 LITERALS = frozenset({"const", "enum", "required"})
 SUBSCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
-SUBSCHEMA_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-# The largest allowed number. llguidance computes in float64, which is exact up to here.
+SUBSCHEMA_MAPS = frozenset({"properties", "patternProperties"})
+# The largest number: llguidance computes in float64, which is exact up to here.
 LARGEST_EXACT = 2**53
 # An exclusive bound of at most LARGEST_CLOSED becomes an inclusive bound that differs by BESIDE.
 BESIDE = 1e-9
@@ -164,12 +172,13 @@ REPEAT = re.compile(r"\{([0-9]*)(?:,([0-9]*))?\}")
 Schema = dict[str, Any] | bool
 
 
-def check_schema(schema: Any) -> dict[str, Any]:
-    """Return the schema with only the keywords that are enforced. Raises GrammarError."""
-    cleaned = _Checker().clean(schema, 0)
+def check_schema(schema: Any, relaxation: Relaxation = STRICT, place: str = "#") -> dict[str, Any]:
+    """Return the schema with only those keywords that are enforced. place: the schema's own, by
+    which errors and the relaxation name its parts. Raises GrammarError."""
+    check_patterns(schema)  # before llguidance reads any part
+    cleaned = _Checker(schema, relaxation, place).clean_root()
     if cleaned is False:
         raise GrammarError("no answer can satisfy it")
-    check_patterns(cleaned)
     return {} if isinstance(cleaned, bool) else cleaned
 
 
@@ -177,44 +186,115 @@ def check_schema(schema: Any) -> dict[str, Any]:
 class _Checker:
     """Checks and reduces a schema in one pass."""
 
+    root: Any
+    relaxation: Relaxation
+    place: str
     subschemas: int = 0
+    names: dict[str, str] = field(default_factory=dict)
+    """By $ref, the name of the definition that its target becomes."""
+    waiting: list[str] = field(default_factory=list)
+    """References whose targets are not cleaned yet."""
 
-    def clean(self, schema: Any, depth: int) -> Schema:
-        if isinstance(schema, bool):
-            return schema
-        if not isinstance(schema, dict):
-            raise GrammarError("a schema must be an object")
-        self.subschemas += 1
-        if depth > MAX_DEPTH:
-            raise GrammarError(f"it is nested more than {MAX_DEPTH} deep")
-        if self.subschemas > MAX_SUBSCHEMAS:
-            raise GrammarError(f"it has more than {MAX_SUBSCHEMAS} parts")
-        if depth and "$id" in schema:
-            raise GrammarError("$id is not supported but at the top")
-        cleaned = {}
+    def clean_root(self) -> Schema:
+        cleaned = self.clean(self.root, 0, self.place)
+        definitions: dict[str, Schema] = {}
+        while self.waiting:
+            reference = self.waiting.pop()
+            place = self.place.removesuffix("#") + quote(reference, safe="#/%~$")
+            target = follow(reference, self.root)
+            definitions[self.names[reference]] = self.clean(target, 1, place)
+        if definitions and isinstance(cleaned, dict):
+            cleaned["$defs"] = definitions
+        return cleaned
+
+    def clean(self, schema: Any, depth: int, place: str) -> Schema:
+        with self.relaxation.at(place):
+            if isinstance(schema, bool):
+                return schema
+            if not isinstance(schema, dict):
+                raise GrammarError("must be an object")
+            self.subschemas += 1
+            if depth > MAX_DEPTH:
+                raise GrammarError(f"is nested more than {MAX_DEPTH} deep")
+            if self.subschemas > MAX_SUBSCHEMAS:
+                raise GrammarError(f"has more than {MAX_SUBSCHEMAS} parts")
+            if depth and "$id" in schema:
+                raise GrammarError("is not supported but at the top", keyword="$id")
+            return schema.get("not") not in (True, {}) and self._reduce(schema, depth, place)
+        return True
+
+    def _reduce(self, schema: dict[str, Any], depth: int, place: str) -> Schema:
+        cleaned: dict[str, Any] = {}
         for keyword, value in schema.items():
-            if keyword in REFUSED and value not in ASKS_NOTHING.get(keyword, ()):
-                raise GrammarError(f"{keyword} is not supported")
-            if keyword in VALUES:
-                value = _typed(keyword, value)
-                _check(keyword, value)
-                cleaned[keyword] = self._subschemas(keyword, value, depth + 1)
+            with self.relaxation.at(place, keyword):
+                if keyword in REFUSED and value not in ASKS_NOTHING.get(keyword, ()):
+                    raise GrammarError("is not supported")
+                if keyword in VALUES:
+                    value = _typed(keyword, value)
+                    if _is_always_true(keyword, value):
+                        continue
+                    _check(keyword, value)
+                    cleaned[keyword] = self._subschemas(keyword, value, depth + 1, place)
+        for keyword in OTHERS.keys() & schema.keys() - cleaned.keys():
+            cleaned.pop(OTHERS[keyword], None)
         if cleaned.get("format") not in FORMATS:
             cleaned.pop("format", None)
         _close_bounds(cleaned)
-        if cleaned.get("minProperties", 0) > len(set(cleaned.get("required", ()))) + 1:
-            # llguidance does not consider that two additional properties may have one name.
-            raise GrammarError("minProperties is supported up to one more than are required")
+        with self.relaxation.at(place, "minProperties"):
+            _check_count(cleaned)
+        return self._rewrite(schema, cleaned, place)
+
+    def _rewrite(self, schema: dict[str, Any], cleaned: dict[str, Any], place: str) -> Schema:
+        branches = cleaned.get("oneOf") and "anyOf" not in cleaned and schema["oneOf"]
+        if branches and are_disjoint(branches, self.root):
+            cleaned["anyOf"] = cleaned.pop("oneOf")
+        names, unique = cleaned.pop("propertyNames", True), cleaned.pop("uniqueItems", False)
+        with self.relaxation.at(place, "propertyNames"):
+            close_names(cleaned, names, finite_values(schema.get("propertyNames"), self.root))
+        with self.relaxation.at(place, "uniqueItems"):
+            if unique:
+                unique_items(cleaned, finite_values(schema.get("items"), self.root))
+        if self.relaxation.probes:
+            # Faults of definitions are found in these, so that here they count as true.
+            stubs: dict[str, Any] = dict.fromkeys(self.names.values(), True)
+            return mend(cleaned, stubs, self.relaxation, place)
         return cleaned
 
-    def _subschemas(self, keyword: str, value: Any, depth: int) -> Any:
+    def _subschemas(self, keyword: str, value: Any, depth: int, place: str) -> Any:
+        place = f"{place}/{keyword}"
+        if keyword == "$ref":
+            return self._definition(value)
         if keyword in SUBSCHEMA_MAPS:
-            if len(value) > MAX_PROPERTIES and keyword in PROPERTIES:
-                raise GrammarError(f"{keyword} has more than {MAX_PROPERTIES} entries")
-            return {name: self.clean(part, depth) for name, part in value.items()}
+            if len(value) > MAX_PROPERTIES:
+                raise GrammarError(f"has more than {MAX_PROPERTIES} entries")
+            return {
+                name: self.clean(part, depth, f"{place}/{pointer_step(name)}")
+                for name, part in value.items()
+            }
         if keyword in SUBSCHEMA_LISTS and isinstance(value, list):
-            return [self.clean(part, depth) for part in value]
-        return self.clean(value, depth) if keyword in SUBSCHEMAS else value
+            return [self.clean(part, depth, f"{place}/{n}") for n, part in enumerate(value)]
+        return self.clean(value, depth, place) if keyword in SUBSCHEMAS else value
+
+    def _definition(self, reference: str) -> str:
+        if follow(reference, self.root) is None:
+            raise GrammarError("cannot be followed")
+        if reference not in self.names:
+            self.names[reference] = str(len(self.names))
+            self.waiting.append(reference)
+        return f"#/$defs/{self.names[reference]}"
+
+
+def _check_count(schema: dict[str, Any]) -> None:
+    if schema.get("minProperties", 0) > len(set(schema.get("required", ()))) + 1:
+        # llguidance does not see that two additional names may be equal.
+        del schema["minProperties"]
+        raise GrammarError("is supported up to one more than are required")
+
+
+def _is_always_true(keyword: str, value: Any) -> bool:
+    """Return whether a bound allows every float64."""
+    bound = value if keyword == "maximum" else -value if keyword == "minimum" else 0
+    return bound >= sys.float_info.max
 
 
 def _close_bounds(schema: dict[str, Any]) -> None:
@@ -242,9 +322,9 @@ def _typed(keyword: str, value: Any) -> Any:
         value = int(value)
     is_wrong_bool = isinstance(value, bool) and not {bool, object} & set(types)
     if is_wrong_bool or not isinstance(value, types):
-        raise GrammarError(f"{keyword} has a value that is not valid")
+        raise GrammarError("has a value that is not valid")
     if keyword in COUNTS and not 0 <= value <= MAX_COUNT:
-        raise GrammarError(f"{keyword} is not between 0 and {MAX_COUNT}")
+        raise GrammarError(f"is not between 0 and {MAX_COUNT}")
     return value
 
 
@@ -252,45 +332,46 @@ def _check(keyword: str, value: Any) -> None:
     """Raise GrammarError if a keyword's value is not supported."""
     named = [value] if isinstance(value, str) else value
     if keyword == "type" and not all(isinstance(n, str) and n in TYPES for n in named):
-        raise GrammarError("type names a type that JSON does not have")
+        raise GrammarError("names a type that JSON does not have")
     if keyword == "format" and value in REFUSED_FORMATS:
-        raise GrammarError(f"the format {value} is not supported")
-    if keyword == "$ref" and not value.startswith("#"):
-        raise GrammarError("$ref is supported within the schema only")
+        raise GrammarError(f"{value} is not supported")
+    if keyword == "$ref" and not re.match("#(/|$)", value):
+        raise GrammarError("is supported within the schema only")
     if keyword == "enum" and not value:
-        raise GrammarError("enum has no values")
+        raise GrammarError("has no values")
     if keyword == "required" and not all(isinstance(name, str) for name in value):
-        raise GrammarError("required must be a list of names")
+        raise GrammarError("must be a list of names")
     for pattern in named if keyword in PATTERNS else ():
-        check_repeats(pattern)
+        check_repeats(pattern, keyword)
     if keyword in LITERALS or not isinstance(value, str | list | dict):
-        _check_literal(keyword, value, 0)
+        _check_literal(value, 0)
     if keyword in SUBSCHEMA_MAPS:
-        _check_literal(keyword, list(value), 0)
+        _check_literal(list(value), 0)
 
 
-def check_repeats(pattern: str) -> None:
+def check_repeats(pattern: str, keyword: str = "it") -> None:
     """Raise GrammarError if a pattern or a grammar repeats one of its parts too often."""
     for counts in REPEAT.findall(pattern):
         # Count the digits first, because converting a very long number is slow.
         if any(len(count) > 9 or int(count or 0) > MAX_LEXER_STATES for count in counts):
-            raise GrammarError(f"a repeat of more than {MAX_LEXER_STATES} is not supported")
+            message = f"has a repeat of more than {MAX_LEXER_STATES}"
+            raise GrammarError(message, keyword=keyword)
 
 
-def _check_literal(keyword: str, value: Any, depth: int) -> None:
-    """Raise GrammarError if llguidance cannot write a keyword's value exactly."""
+def _check_literal(value: Any, depth: int) -> None:
+    """Raise GrammarError if llguidance cannot write a value exactly."""
     if depth > MAX_DEPTH:
-        raise GrammarError(f"{keyword} is nested more than {MAX_DEPTH} deep")
+        raise GrammarError(f"is nested more than {MAX_DEPTH} deep")
     if isinstance(value, str) and any(is_control(character) for character in value):
-        raise GrammarError(f"{keyword} has control characters that are not supported")
+        raise GrammarError("has control characters that are not supported")
     if isinstance(value, int | float) and not -LARGEST_EXACT <= value <= LARGEST_EXACT:
-        raise GrammarError(f"{keyword} has a number that is too large to be exact")
+        raise GrammarError("has a number that is too large to be exact")
     if isinstance(value, dict):
-        _check_literal(keyword, list(value), depth)
+        _check_literal(list(value), depth)
         value = list(value.values())
     if isinstance(value, list):
         for part in value:
-            _check_literal(keyword, part, depth + 1)
+            _check_literal(part, depth + 1)
 
 
 def is_control(character: str) -> bool:

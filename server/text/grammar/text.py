@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llguidance import LLMatcher
@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, ToolFormat
 from server.text.conversation import OutputFormat, Tool
 from server.text.grammar.constraint_spec import TOOLS_PARAM, ConstraintSpec
-from server.text.grammar.grammar_errors import GrammarError, errors_of
+from server.text.grammar.grammar_errors import STRICT, GrammarError, Relaxation, errors_of
 from server.text.grammar.schemas import MAX_PATTERNS, check_repeats, check_schema
 from server.text.grammar.xml_values import JsonText, Parameter, lark_string, xml_parameters
 
@@ -62,20 +62,24 @@ JSON_CALLS = {ToolFormat.HERMES: ("arguments", LINE), ToolFormat.LLAMA: ("parame
 ANY_OBJECT = {"type": "object"}
 
 
-def grammar_text(spec: ConstraintSpec, facts: TokenizerFacts) -> str:
+def grammar_text(
+    spec: ConstraintSpec, facts: TokenizerFacts, relaxation: Relaxation = STRICT
+) -> str:
     """Write the grammar of an answer's content, or of one optional call. Raises GrammarError."""
     grammar = CallGrammar(facts.tags)
     ways = []
     if spec.output is not None and not spec.must_call:
+        relaxed = replace(relaxation, strict=spec.output.strict)
         with errors_of(spec.output.param):
-            ways.append(grammar.add_part("answer", output_grammar(spec.output, facts)))
+            ways.append(grammar.add_part("answer", output_grammar(spec.output, facts, relaxed)))
     if spec.tools:
         with errors_of(TOOLS_PARAM):
-            schemas = [_arguments(tool, spec.must_call) for tool in spec.tools]
-            names = [tool.name for tool in spec.tools]
-            grammar.add_calls(
-                dict(zip(names, schemas, strict=True)), spec.tool_format, spec.is_lazy
-            )
+            relaxed_tools = [(tool, replace(relaxation, strict=tool.strict)) for tool in spec.tools]
+            tools = {
+                tool.name: (_arguments(tool, spec.must_call, relaxed), relaxed)
+                for tool, relaxed in relaxed_tools
+            }
+            grammar.add_calls(tools, spec.tool_format, spec.is_lazy)
         is_llama = spec.tool_format is ToolFormat.LLAMA
         if is_llama and not spec.must_call and spec.output is None:
             grammar.rules.append(NO_CALL)
@@ -85,16 +89,18 @@ def grammar_text(spec: ConstraintSpec, facts: TokenizerFacts) -> str:
     return grammar.text(" | ".join(ways))
 
 
-def output_grammar(output: OutputFormat, facts: TokenizerFacts) -> Grammar:
-    """Write the grammar of an answer without tool calls. Raises GrammarError."""
+def output_grammar(output: OutputFormat, facts: TokenizerFacts, relaxation: Relaxation) -> Grammar:
+    """Write the grammar of an answer that is no call. Raises GrammarError."""
     value = output.value
     match output.kind:
         case "json_object":
             return _json(ANY_OBJECT)
         case "json_schema":
-            return _json(check_schema(value))
+            return _json(check_schema(value, relaxation))
         case "regex":
             check_repeats(_text(value))
+            if relaxation.probes:  # Messages about a schema's pattern count its own characters.
+                check_schema({"type": "string", "pattern": value}, relaxation, "")
             (grammar,) = json.loads(LLMatcher.grammar_from_regex(value))["grammars"]
             return {"lark_grammar": grammar["lark_grammar"]}
         case "choice":
@@ -161,17 +167,21 @@ class CallGrammar:
     parts: list[Grammar] = field(default_factory=list)
 
     def add_calls(
-        self, tools: dict[str, dict[str, Any]], tool_format: ToolFormat, opened: bool
+        self,
+        tools: dict[str, tuple[dict[str, Any], Relaxation]],
+        tool_format: ToolFormat,
+        opened: bool,
     ) -> None:
-        """Add the rule ``call`` for one call of any tool. ``tools`` is ``{name: schema of the
-        arguments}``. If ``opened``, the opening tag is already written. Raises GrammarError."""
+        """Add the rule ``call`` for one call of any tool. tools: the arguments' schema and what may
+        be left out, by tool name. opened: whether the opening tag is already written. Raises
+        GrammarError."""
         is_bare = tool_format is ToolFormat.LLAMA
         before = "" if opened or is_bare else self._tag(CALL_OPEN)
         after = "" if is_bare else self._tag(CALL_CLOSE)
         calls = [f"call_{number}" for number in range(len(tools))]
-        for rule, (name, schema) in zip(calls, tools.items(), strict=True):
+        for rule, (name, (schema, relaxation)) in zip(calls, tools.items(), strict=True):
             if tool_format is ToolFormat.XML:
-                self._add_xml(rule, name, schema)
+                self._add_xml(rule, name, xml_parameters(schema, relaxation, f"{name}#"))
             else:
                 self._add_json(rule, name, schema, *JSON_CALLS[tool_format])
         self.rules.append(f"call: {before} ({' | '.join(calls)}) {after}")
@@ -199,9 +209,9 @@ class CallGrammar:
         arguments = self.add_part(f"{rule}_arguments", _json(schema))
         self.rules.append(f"{rule}: {head} {arguments} {lark_string('}' + around)}")
 
-    def _add_xml(self, rule: str, name: str, schema: dict[str, Any]) -> None:
+    def _add_xml(self, rule: str, name: str, parameters: list[Parameter]) -> None:
         parts = [lark_string(f"{LINE}<function={name}>{LINE}")]
-        for number, parameter in enumerate(xml_parameters(schema)):
+        for number, parameter in enumerate(parameters):
             parts.append(self._add_parameter(f"{rule}_{number}", parameter))
         parts.append(lark_string(f"</function>{LINE}"))
         self.rules.append(f"{rule}: {' '.join(parts)}")
@@ -228,11 +238,11 @@ class CallGrammar:
         return f"{rule}{parameter.times}"
 
 
-def _arguments(tool: Tool, enforced: bool) -> dict[str, Any]:
-    """Return the schema for a tool's arguments: its own if that is enforced, or any object."""
+def _arguments(tool: Tool, enforced: bool, relaxation: Relaxation) -> dict[str, Any]:
+    """Return the schema for a tool's arguments: any object, unless the tool's must be enforced."""
     if tool.parameters is None or not (enforced or tool.strict):
         return ANY_OBJECT
-    schema = check_schema(tool.parameters)
+    schema = check_schema(tool.parameters, relaxation, f"{tool.name}#")
     if not {"type", "$ref", "allOf", "anyOf", "oneOf", "enum", "const"} & set(schema):
         schema = {**ANY_OBJECT, **schema}
     return schema

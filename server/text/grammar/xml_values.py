@@ -11,14 +11,12 @@ from typing import Any, Literal
 from llguidance import regex_to_lark
 
 from server.text.calls.argument_types import STRING, argument_types
-from server.text.grammar.grammar_errors import GrammarError
+from server.text.grammar.grammar_errors import STRICT, GrammarError, Relaxation, pointer_step
 from server.text.grammar.schemas import LARGEST_EXACT
 from server.text.json_object import follow
 
 MAX_DEPTH = 16
-REFERENCE = re.compile(r'"\$ref": "(#/?(?:[^"\\]|\\.)*)"')
-DEFINITIONS = ("$defs", "definitions")
-ROOT_KEYWORDS = {"type", "properties", "required", "additionalProperties", *DEFINITIONS}
+ROOT_KEYWORDS = {"type", "properties", "required", "additionalProperties", "$defs"}
 BRANCHES = ("anyOf", "oneOf")
 NUMBERS = r"-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?"
 SPACE = r"[\s\x1C-\x1F]*"
@@ -74,16 +72,19 @@ class Parameter:
     """Alternative grammars for the value."""
 
 
-def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
+def xml_parameters(
+    schema: dict[str, Any], relaxation: Relaxation = STRICT, place: str = "#"
+) -> list[Parameter]:
     """Return the parameters of a schema that ``check_schema`` has checked. Raises GrammarError."""
+    definitions = {"$defs": schema.get("$defs", {})}
+    if schema.keys() - {"$defs"} == {"$ref"}:
+        schema = definitions | _resolve(schema["$ref"], schema, MAX_DEPTH)
     for keyword in schema:
-        if keyword not in ROOT_KEYWORDS:
-            raise GrammarError(f"{keyword} at the top is not supported in this model's calls")
-    for reference in REFERENCE.findall(json.dumps(schema)):
-        if not reference.startswith(tuple(f"#/{name}/" for name in DEFINITIONS)):
-            raise GrammarError("$ref is supported to $defs only in this model's calls")
+        with relaxation.at(place, keyword):
+            if keyword not in ROOT_KEYWORDS:
+                raise GrammarError("is not supported at the top in this model's calls")
     required = schema.get("required", [])
-    others = schema.get("additionalProperties", True)
+    others = "patternProperties" in schema or schema.get("additionalProperties", True)
     properties = {**schema.get("properties", {})}
     for name in required:
         properties.setdefault(name, others)
@@ -92,13 +93,16 @@ def xml_parameters(schema: dict[str, Any]) -> list[Parameter]:
         return [Parameter(None, "*", _distinguish(_forms(others, root), root))]
     parameters = []
     for name, value in properties.items():
-        if name != name.strip() or not name or set(name) & set("<>\n"):
-            raise GrammarError("properties has a name that this model's calls cannot hold")
-        if value is not False:
-            forms = _distinguish(_forms(value, root), root)
-            parameters.append(Parameter(name, "" if name in required else "?", forms))
-        elif name in required:
-            raise GrammarError("no answer can satisfy it")
+        with relaxation.at(place, "properties"):
+            if name != name.strip() or not name or set(name) & set("<>\n"):
+                raise GrammarError("has a name that this model's calls cannot hold")
+            if value is not False or name in required:
+                forms = _distinguish(_forms(True, root), root)
+                with relaxation.at(f"{place}/properties/{pointer_step(name)}"):
+                    if value is False:
+                        raise GrammarError("cannot be satisfied by any answer")
+                    forms = _distinguish(_forms(value, root), root)
+                parameters.append(Parameter(name, "" if name in required else "?", forms))
     return parameters
 
 
@@ -130,7 +134,9 @@ def _scalar(kind: str, schema: dict[str, Any], root: dict[str, Any]) -> str:
         return f"({' | '.join(map(lark_string, fitting))})"
     for keyword in schema:
         if keyword in SCALAR_KEYWORDS:
-            raise GrammarError(f"{keyword} beside strings is not supported in this model's calls")
+            raise GrammarError(
+                "beside strings is not supported in this model's calls", None, keyword
+            )
     return f"/{SCALARS[kind]}/"
 
 
@@ -165,7 +171,7 @@ def _json_text(form: JsonText, root: dict[str, Any]) -> JsonText:
     schema = form.schema
     if "number" in _types(schema, root) and not {"enum", "const"} & set(schema):
         schema = {"minimum": -LARGEST_EXACT, "maximum": LARGEST_EXACT, **schema}
-    return JsonText({**{name: root[name] for name in DEFINITIONS if name in root}, **schema})
+    return JsonText({**{name: root[name] for name in ("$defs",) if name in root}, **schema})
 
 
 def _types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
@@ -176,7 +182,7 @@ def _types(schema: Any, root: dict[str, Any]) -> frozenset[str]:
 def _resolve(reference: str, root: Any, depth: int) -> dict[str, Any]:
     target = follow(reference, root)
     if not isinstance(target, dict) or not depth:
-        raise GrammarError("$ref cannot be followed")
+        raise GrammarError("cannot be followed", keyword="$ref")
     return target
 
 
@@ -188,7 +194,9 @@ def _terms(schema: dict[str, Any], root: dict[str, Any], depth: int) -> list[str
     terms = []
     for keyword in BRANCHES:
         if keyword in schema:
-            raise GrammarError(f"{keyword} beside others is not supported in this model's calls")
+            raise GrammarError(
+                "beside others is not supported in this model's calls", None, keyword
+            )
     if "$ref" in schema:
         terms += _terms(_resolve(schema["$ref"], root, depth), root, depth - 1)
     for part in schema.get("allOf", ()):
@@ -216,6 +224,7 @@ def _whole(pattern: str) -> str:
     inner = inner.removesuffix("$") if ends else inner
     plain = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", inner)
     if re.search(r"[$^]", plain) or ((begins or ends) and "|" in re.sub(r"\(.*\)", "", plain)):
-        raise GrammarError("pattern with anchors in it is not supported in this model's calls")
+        message = "with anchors in it is not supported in this model's calls"
+        raise GrammarError(message, keyword="pattern")
     before, after = "" if begins else "(?s:.*)", "" if ends else "(?s:.*)"
     return f"{before}(?:{regex_to_lark(inner, 'dw')}){after}"

@@ -358,8 +358,11 @@ def named(**fields: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", **fields}}
 
 
-def schema(param: str) -> OutputFormat:
-    return OutputFormat("json_schema", SCHEMA, param)
+def schema(param: str, *, strict: bool = True) -> OutputFormat:
+    return OutputFormat("json_schema", SCHEMA, param, strict)
+
+
+PLACE = "response_format.json_schema.schema"
 
 
 @pytest.mark.parametrize(
@@ -368,19 +371,14 @@ def schema(param: str) -> OutputFormat:
         ({"type": "text"}, None),
         ({"type": "text", "schema": SCHEMA}, None),
         ({"type": "json_object"}, OutputFormat("json_object")),
-        ({"type": "json_object", "schema": SCHEMA}, schema("response_format.schema")),
-        (named(schema=SCHEMA), schema("response_format.json_schema.schema")),
-        (
-            named(schema=SCHEMA, strict=False, description="d"),
-            schema("response_format.json_schema.schema"),
-        ),
-        ({"type": "json_schema", "schema": SCHEMA}, schema("response_format.schema")),
+        ({"type": "json_object", "schema": SCHEMA}, schema("response_format.schema", strict=False)),
+        (named(schema=SCHEMA), schema(PLACE, strict=False)),
+        (named(schema=SCHEMA, strict=False, description="d"), schema(PLACE, strict=False)),
+        (named(schema=SCHEMA, strict=True), schema(PLACE)),
+        ({"type": "json_schema", "schema": SCHEMA}, schema("response_format.schema", strict=False)),
         (named(), OutputFormat("json_object")),
         (named(schema=None, strict=None), OutputFormat("json_object")),
-        (
-            named(schema=True),
-            OutputFormat("json_schema", True, "response_format.json_schema.schema"),
-        ),
+        (named(schema=True, strict=True), OutputFormat("json_schema", True, PLACE)),
     ],
 )
 def test_a_response_format_is_read(asked: dict[str, Any], found: OutputFormat | None) -> None:

@@ -113,8 +113,9 @@ async def test_the_answer_has_the_form_that_was_asked_for(
 
 
 async def test_a_form_that_cannot_be_enforced_is_a_400(http: httpx2.AsyncClient) -> None:
-    schema = {"type": "object", "not": {}}
-    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    schema = {"type": "object", "not": {"a": 1}}
+    named = {"name": "n", "strict": True, "schema": schema}
+    form = {"type": "json_schema", "json_schema": named}
     response = await http.post(CHAT, json=chat(response_format=form))
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "response_format.json_schema.schema")

@@ -42,8 +42,70 @@ def service_with(engine: Engine, tokenizer: Tokenizer, **limits: Any) -> Service
     return make_service(engine.client, tokenizer, config, stop_token_ids=stops)
 
 
-def schema_form(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+def schema_form(schema: dict[str, Any], *, strict: bool = True) -> dict[str, Any]:
+    form = {"name": "n", "strict": strict, "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": form}}
+
+
+PATTERN = {"type": "string", "maxLength": 2, "pattern": "^(?!x)a/é(b"}
+PART = {"type": "object", "properties": {"a,b": PATTERN}, "required": ["a,b"]}
+LEFT = "pattern at #/properties/a%2Cb"
+FORM = {"type": "json_schema", "name": "n", "schema": PART}
+TOOL = {"name": "f", "parameters": PART}
+CALL: dict[str, Any] = {"tools": [{"type": "function", "function": TOOL}]}
+SAY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
+OF_MESSAGES = {
+    "tools": [{"name": "f", "input_schema": PART}],
+    "tool_choice": {"type": "any"},
+}
+HIDDEN = "X-Quire-Not-Enforced"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields", "left"),
+    [
+        (CHAT, SAY | schema_form(PART, strict=False), LEFT),
+        (CHAT, SAY | {"response_format": {"type": "json_object", "schema": PART}}, LEFT),
+        (CHAT, SAY | CALL | {"tool_choice": "required"}, LEFT.replace("#", "f#")),
+        ("/v1/messages", SAY | OF_MESSAGES, LEFT.replace("#", "f#")),
+        ("/v1/responses", {"input": "Hi", "text": {"format": FORM}}, LEFT),
+        ("/api/chat", SAY | {"format": PART}, LEFT),
+        ("/api/generate", {"prompt": "Hi", "format": PART}, LEFT),
+        (CHAT, SAY | schema_form({"type": "null"}, strict=False), None),
+        (CHAT, SAY | CALL, None),
+    ],
+)
+async def test_a_header_lists_what_is_left_to_the_model(
+    http: httpx2.AsyncClient, path: str, fields: dict[str, Any], left: str | None, stream: bool
+) -> None:
+    response = await http.post(path, json=fields | {"stream": stream})
+    assert response.status_code == 200, response.text
+    assert response.headers.get(HIDDEN) == left
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says"),
+    [
+        (CHAT, SAY | schema_form(PART), f"{LEFT} cannot be used: look-around"),
+        (CHAT, SAY | {"guided_json": PART}, f"{LEFT} cannot be used: look-around"),
+        (CHAT, SAY | {"structured_outputs": {"json": PART}}, f"{LEFT} cannot be used"),
+        (
+            CHAT,
+            SAY | {"tools": [{"type": "function", "function": TOOL | {"strict": True}}]},
+            f"{LEFT.replace('#', 'f#')} cannot be used: look-around",
+        ),
+        ("/v1/responses", {"input": "Hi", "text": {"format": FORM | {"strict": True}}}, LEFT),
+        ("/v1/messages", SAY | {"output_config": {"format": FORM}}, f"{LEFT} cannot be used"),
+        (CHAT, SAY | {"guided_regex": "(a"}, "pattern cannot be used: unclosed group, at chara"),
+    ],
+)
+async def test_a_strict_form_is_refused_with_keyword_place_and_reason(
+    http: httpx2.AsyncClient, path: str, fields: dict[str, Any], says: str
+) -> None:
+    response = await http.post(path, json=fields)
+    assert response.status_code == 400
+    assert f"This form cannot be enforced: {says}" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("name", ADDED)

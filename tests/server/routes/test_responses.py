@@ -491,7 +491,7 @@ async def test_a_stored_response_is_not_streamed(http: httpx2.AsyncClient) -> No
         ({"tool_choice": {"type": "web_search"}, "tools": [{"type": "web_search"}]}, "tool_choice"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         (
-            {"text": {"format": {"type": "json_schema", "schema": {"$ref": "x"}}}},
+            {"text": {"format": {"type": "json_schema", "strict": True, "schema": {"$ref": "x"}}}},
             "text.format.schema",
         ),
     ],

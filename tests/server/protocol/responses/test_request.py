@@ -98,6 +98,10 @@ def test_effort_says_how_much_to_think(fields: Any, thinking: Thinking) -> None:
         ),
         (
             {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}},
+            OutputFormat("json_schema", SCHEMA, "text.format.schema", strict=False),
+        ),
+        (
+            {"text": {"format": {"type": "json_schema", "strict": True, "schema": SCHEMA}}},
             OutputFormat("json_schema", SCHEMA, "text.format.schema"),
         ),
         ({"text": {}, "guided_regex": "a"}, OutputFormat("regex", "a", "guided_regex")),
@@ -205,7 +209,7 @@ def test_a_response_repeats_what_was_asked() -> None:
     assert [tool["name"] for tool in found["tools"]] == ["look"]
     assert found["tool_choice"] == named
     assert found["text"] == {
-        "format": schema | {"name": "answer", "strict": True},
+        "format": schema | {"name": "answer", "strict": False},
         "verbosity": "low",
     }
     assert found["reasoning"]["effort"] == "low"

@@ -128,13 +128,13 @@ async def test_a_grammar_is_lark_or_gbnf(tokenizer: Tokenizer, grammar: str) -> 
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        (output("json_schema", {"not": {}}), "not is not supported"),
+        (output("json_schema", {"not": {"a": 1}}), "not at # is not supported"),
         (output("json_schema", {"oneOf": [{"minLength": 1}, {"minLength": 2}]}), "oneOf"),
         (output("json_schema", {"type": "string", "pattern": "(?=a)"}), "look-around"),
         (output("json_schema", {"$ref": "#"}), "no answer"),
         (output("json_schema", {"allOf": [{"type": "null"}, {"type": "object"}]}), "no answer"),
         (output("json_schema", 3), "must be an object"),
-        (output("regex", "("), "a pattern cannot be used"),
+        (output("regex", "("), "pattern cannot be used: unclosed group, at character 1"),
         (output("regex", ""), "it must be a text"),
         (output("regex", "a\ud800"), "halves of characters"),
         (output("regex", None), "it must be a text"),
@@ -384,8 +384,8 @@ async def test_a_strict_tool_that_llama_may_call_is_held_to_its_schema(
 async def test_the_tools_field_is_named_for_faults_of_tools(tokenizer: Tokenizer) -> None:
     faults: list[Any] = [{"not": {}}, {"type": "string", "pattern": "("}, {"$ref": "#/x"}]
     for parameters in faults:
-        tool = Tool("now", parameters={"type": "object", "properties": {"a": parameters}})
-        error = await refusal(tokenizer, calls(NOW, tool))
+        schema = {"type": "object", "properties": {"a": parameters}, "required": ["a"]}
+        error = await refusal(tokenizer, calls(NOW, Tool("now", None, schema, strict=True)))
         assert error.param == "tools"
     spec = ConstraintSpec(
         OutputFormat("json_object"), (Tool("now", None, {"not": {}}, strict=True),)

@@ -107,9 +107,10 @@ async def test_what_can_be_enforced_comes_back_as_a_grammar_with_its_cost(
 
 
 async def test_what_cannot_be_enforced_comes_back_with_its_reason(made: GrammarWorker) -> None:
-    estimate = await made.estimate(form("json_schema", {"not": {}}))
-    assert (estimate.refusal, estimate.param) == ("not is not supported", "response_format")
-    calls = ConstraintSpec(tools=(Tool("a", parameters={"not": {}}),), must_call=True)
+    estimate = await made.estimate(form("json_schema", {"not": {"a": 1}}))
+    assert (estimate.refusal, estimate.param) == ("not at # is not supported", "response_format")
+    tool = Tool("a", parameters={"not": {"a": 1}}, strict=True)
+    calls = ConstraintSpec(tools=(tool,), must_call=True)
     assert (await made.estimate(spec_json(calls, 2**20))).param == "tools"
 
 

@@ -4,11 +4,12 @@ from typing import Any
 import pytest
 
 from server.text.calls.argument_types import STRING, as_json
-from server.text.grammar.grammar_errors import GrammarError
+from server.text.grammar.grammar_errors import GrammarError, Relaxation
 from server.text.grammar.xml_values import (
     READS_AS,
     SCALARS,
     JsonText,
+    Parameter,
     RawText,
     lark_string,
     xml_parameters,
@@ -60,7 +61,8 @@ def test_an_object_that_nobody_describes_has_any_parameters() -> None:
 
 def test_a_parameter_that_nothing_satisfies_is_left_out() -> None:
     assert xml_parameters({"properties": {"a": False, "b": {}}})[0].name == "b"
-    assert refused({"properties": {"a": False}, "required": ["a"]}) == "no answer can satisfy it"
+    message = "schema at #/properties/a cannot be satisfied by any answer"
+    assert refused({"properties": {"a": False}, "required": ["a"]}) == message
 
 
 @pytest.mark.parametrize("name", ["a>b", "<a", "a\n", " a", ""])
@@ -68,16 +70,40 @@ def test_names_that_the_format_cannot_hold_are_refused(name: str) -> None:
     assert "name" in refused({"properties": {name: {}}})
 
 
-@pytest.mark.parametrize("keyword", ["anyOf", "allOf", "$ref", "patternProperties", "enum"])
+@pytest.mark.parametrize("keyword", ["anyOf", "allOf", "patternProperties", "enum"])
 def test_what_the_format_cannot_enforce_of_the_whole_object_is_refused(keyword: str) -> None:
-    assert refused({keyword: []}).startswith(f"{keyword} at the top is not supported")
+    assert refused({keyword: []}).startswith(f"{keyword} at # is not supported at the top")
 
 
-def test_references_lead_to_definitions_only() -> None:
-    assert "$ref" in refused({"properties": {"a": {"$ref": "#"}}})
-    assert "$ref" in refused({"properties": {"a": {}, "b": {"$ref": "#/properties/a"}}})
-    quoting = {"enum": ['"$ref": "#/x"'], "type": "string"}
-    assert xml_parameters({"properties": {"a": quoting}})
+def test_an_object_may_be_a_reference() -> None:
+    definitions = {"a": {"type": "object", "properties": {"b": {"type": "null"}}}}
+    (parameter,) = xml_parameters({"$ref": "#/$defs/a", "$defs": definitions})
+    assert parameter == Parameter("b", "?", [JsonText({"$defs": definitions, "type": "null"})])
+
+
+LEFT: list[tuple[dict[str, Any], str]] = [
+    ({"anyOf": [], "properties": {"a": {}}}, "anyOf at f#"),
+    ({"patternProperties": {"a": {}}, "additionalProperties": False}, "patternProperties at f#"),
+    ({"properties": {"a>b": {}, "a": {}}}, "properties at f#"),
+    ({"properties": {"a": False}, "required": ["a"]}, "schema at f#/properties/a"),
+    (
+        {"properties": {"a": {"type": "string", "pattern": "a$b"}}},
+        "pattern at f#/properties/a",
+    ),
+    (
+        {"properties": {"a": {"anyOf": [{"type": "integer", "minimum": 1}, STRING_OF_3]}}},
+        "minimum at f#/properties/a",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "left"), LEFT)
+def test_what_need_not_be_enforced_is_left_out(schema: dict[str, Any], left: str) -> None:
+    relaxation = Relaxation(strict=False)
+    (parameter,) = xml_parameters(schema, relaxation, "f#")
+    assert parameter.name in ("a", None)
+    assert len(parameter.values) == len(forms(True)), "any value"
+    assert relaxation.not_enforced == [left]
 
 
 # --- which forms -------------------------------------------------------------------------------
@@ -96,10 +122,10 @@ def test_json_brings_the_definitions_that_it_may_refer_to() -> None:
 
 
 def test_references_to_strings_are_followed() -> None:
-    definitions = {"a/b": STRING_OF_3, "c~d": {"$ref": "#/definitions/a~1b"}}
-    assert forms({"$ref": "#/definitions/c~0d"}, definitions=definitions) == forms(STRING_OF_3)
-    both = {"$ref": "#/definitions/c~0d", "minLength": 2}
-    assert forms(both, definitions=definitions) == [RawText(("/(?s:.{0,3})/", "/(?s:.{2,})/"))]
+    definitions = {"a/b": STRING_OF_3, "c~d": {"$ref": "#/$defs/a~1b"}}
+    assert forms({"$ref": "#/$defs/c~0d"}, **{"$defs": definitions}) == forms(STRING_OF_3)
+    both = {"$ref": "#/$defs/c~0d", "minLength": 2}
+    assert forms(both, **{"$defs": definitions}) == [RawText(("/(?s:.{0,3})/", "/(?s:.{2,})/"))]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +139,7 @@ def test_references_that_lead_nowhere_are_refused(reference: str) -> None:
         "other": {"allOf": [{"$ref": "#/$defs/one"}], "type": "string"},
     }
     schema = {"properties": {"a": {"$ref": reference}}, "$defs": definitions}
-    assert refused(schema) == "$ref cannot be followed"
+    assert refused(schema) == "$ref at #/properties/a cannot be followed"
 
 
 def test_a_number_stays_one_for_those_who_read_float64() -> None:
@@ -151,7 +177,7 @@ def test_patterns_with_anchors_within_are_refused(pattern: str) -> None:
 
 def test_branches_beside_other_keywords_are_refused_for_strings() -> None:
     schema = {"anyOf": [{"maxLength": 3}, {"minLength": 5}], "type": "string", "pattern": "a"}
-    assert of_value(schema).startswith("anyOf beside others")
+    assert of_value(schema).startswith("anyOf at #/properties/a beside others")
 
 
 # --- both --------------------------------------------------------------------------------------
@@ -204,7 +230,9 @@ def test_where_anything_goes_every_type_has_its_form() -> None:
 @pytest.mark.parametrize("keyword", ["minimum", "multipleOf", "exclusiveMaximum"])
 def test_numbers_with_bounds_are_refused_beside_strings(keyword: str) -> None:
     bounded = {"type": "integer", keyword: 3}
-    assert of_value({"anyOf": [bounded, STRING_OF_3]}).startswith(f"{keyword} beside strings")
+    assert of_value({"anyOf": [bounded, STRING_OF_3]}).startswith(
+        f"{keyword} at #/properties/a beside strings"
+    )
     assert forms({"anyOf": [bounded, {"type": "null"}]}) == [
         JsonText({"anyOf": [bounded, {"type": "null"}]})
     ]

@@ -1,0 +1,48 @@
+"""Find the keywords of a schema that llguidance refuses."""
+
+import json
+from typing import Any
+
+from llguidance import LLMatcher
+
+from server.text.grammar.grammar_errors import UNUSABLE, GrammarError, Relaxation, meaning
+
+# Keywords in the order in which they are suspected; all others come last.
+SUSPECTS = ("oneOf", "pattern", "minProperties", "patternProperties", "allOf", "$ref", "required")
+# Keywords about all other parts, which must go with the keyword that they follow.
+OTHERS = {
+    "properties": "additionalProperties",
+    "patternProperties": "additionalProperties",
+    "prefixItems": "items",
+    "items": "additionalItems",
+}
+
+
+def mend(
+    schema: dict[str, Any], definitions: dict[str, Any], relaxation: Relaxation, place: str
+) -> dict[str, Any]:
+    """Return a schema, whose parts are mended, without the keywords that llguidance refuses.
+    definitions: what references stand for. Raises GrammarError if the schema must be strict."""
+
+    def fault_of(schema: dict[str, Any]) -> str:
+        grammar = {"grammars": [{"json_schema": {**schema, "$defs": definitions}}]}
+        return LLMatcher.validate_grammar(json.dumps(grammar), None)
+
+    while fault := fault_of(schema):
+        # At the end, the empty schema is left, which llguidance knows.
+        known = [keyword for keyword in SUSPECTS if keyword in schema]
+        ways = [(name, _without(name, schema)) for name in dict.fromkeys([*known, *schema])]
+        keyword, rest = next((way for way in ways if not fault_of(way[1])), ways[0])
+        if keyword == "pattern":  # without slashes, as llguidance would escape and count them
+            fault = fault_of({keyword: schema[keyword].replace("/", "%")}) or fault
+        with relaxation.at(place, keyword):
+            raise GrammarError(f"{UNUSABLE}{meaning(fault).rpartition(UNUSABLE)[2]}")
+        schema = rest
+    return schema
+
+
+def _without(keyword: str, schema: dict[str, Any]) -> dict[str, Any]:
+    rest = {name: schema[name] for name in schema if name not in (keyword, OTHERS.get(keyword))}
+    if keyword == "oneOf" and "anyOf" not in schema:
+        rest["anyOf"] = schema["oneOf"]
+    return rest
