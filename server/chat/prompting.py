@@ -236,11 +236,7 @@ class ChatPrompts:
                 bare = await self._encode_fitting(replace(conversation, tools=()), param)
             except ContextOverflowError:
                 raise error from None
-            they = f"the definitions of its {len(tools)} tools"
-            if error.tokens is None:
-                raise error.because(f"Without {they} it would fit: offer fewer.") from error
-            share = error.tokens - len(bare.ids)
-            raise error.because(f"Of these {they} are {share}: offer fewer.") from error
+            raise error.because_of_tools(len(tools), error.tokens - len(bare.ids)) from error
         return encoded
 
     async def _encode(
@@ -263,7 +259,9 @@ class ChatPrompts:
         except TemplateError as error:
             raise _not_rendered(error, param) from error
         except TextTooLongError as error:
-            raise ContextOverflowError(None, self.rules.max_model_len, param) from error
+            raise ContextOverflowError(
+                error.tokens, self.rules.max_model_len, param, estimated=True
+            ) from error
 
 
 def _check_begun(conversation: Conversation, param: str) -> None:

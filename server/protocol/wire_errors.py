@@ -86,40 +86,57 @@ class ContextOverflowError(ApiError):
     """The 400 for a prompt that can never fit, in words by which agents recognize this error."""
 
     def __init__(
-        self, tokens: int | None, max_model_len: int, param: str, reason: str = ""
+        self,
+        tokens: int,
+        max_model_len: int,
+        param: str,
+        reason: str = "",
+        *,
+        estimated: bool = False,
     ) -> None:
-        """``tokens`` is the prompt's length, if known. ``reason`` is a sentence for the client."""
+        """``tokens`` is the prompt's length. ``reason`` is a sentence for the client."""
         self.tokens = tokens
         self.max_model_len = max_model_len
-        had = "more tokens than that" if tokens is None else f"{tokens} tokens"
+        self.estimated = estimated
         super().__init__(
             400,
             f"This model's maximum context length is {max_model_len} tokens, and at least one of "
-            f"them is for the answer. However, your {param} resulted in {had}. "
-            f"{reason or 'Please shorten it.'}",
+            f"them is for the answer. However, your {param} resulted in "
+            f"{_tokens(tokens, estimated)}. {reason or 'Please shorten it.'}",
             param=param,
             code="context_length_exceeded",
         )
         self.reason = reason
 
-    def because(self, reason: str) -> "ContextOverflowError":
+    def because_of_tools(self, count: int, tokens: int) -> "ContextOverflowError":
+        """Return the error with the reason that the definitions of ``count`` tools take
+        ``tokens``."""
         assert self.param is not None
-        return ContextOverflowError(self.tokens, self.max_model_len, self.param, reason)
+        share = f"{'about ' if self.estimated else ''}{tokens}"
+        reason = f"Of these the definitions of its {count} tools are {share}: offer fewer."
+        return ContextOverflowError(
+            self.tokens, self.max_model_len, self.param, reason, estimated=self.estimated
+        )
 
     @property
     def anthropic_message(self) -> str:
-        """The message in words by which Anthropic's clients recognize this error."""
-        max_tokens = self.max_model_len - 1
-        had = f"more than {max_tokens}" if self.tokens is None else f"{self.tokens}"
-        return f"prompt is too long: {had} tokens > {max_tokens} maximum {self.reason}".rstrip()
+        """The message in words by which Anthropic's clients recognize this error. Claude Code reads
+        both numbers."""
+        counts = f"{self.tokens} tokens > {self.max_model_len - 1} maximum"
+        return ". ".join(filter(None, (f"prompt is too long: {counts}", self.reason)))
 
 
-def input_too_long(tokens: int | None, max_model_len: int, param: str) -> ApiError:
+def _tokens(tokens: int, estimated: bool) -> str:
+    return f"about {tokens} tokens" if estimated else f"{tokens} tokens"
+
+
+def input_too_long(
+    tokens: int, max_model_len: int, param: str, *, estimated: bool = False
+) -> ApiError:
     """Make the 400 for a text that can never fit, at endpoints that generate nothing."""
-    had = "more tokens than that" if tokens is None else f"{tokens} tokens"
     return invalid(
-        f"This model's maximum context length is {max_model_len} tokens; your {param} has {had}. "
-        "Please shorten it.",
+        f"This model's maximum context length is {max_model_len} tokens; your {param} has "
+        f"{_tokens(tokens, estimated)}. Please shorten it.",
         param,
         "context_length_exceeded",
     )

@@ -120,7 +120,7 @@ async def encoded_text(
         async with service.encoding:
             return await service.tokenizer.encode_text(text, limit, offsets=offsets)
     except TextTooLongError as error:
-        raise ContextOverflowError(None, limit, place) from error
+        raise ContextOverflowError(error.tokens, limit, place, estimated=True) from error
 
 
 async def _encoded(

@@ -69,7 +69,8 @@ async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
             async with service.encoding:
                 ids = await service.tokenizer.encode_texts(texts, limit, total, ends=ends)
         except TextTooLongError as error:
-            raise input_too_long(None, limit, wire.name_of(error.number)) from error
+            name = wire.name_of(error.number)
+            raise input_too_long(error.tokens, limit, name, estimated=True) from error
         except TextsTooLongError as error:
             raise too_many_tokens(total, "input") from error
     for number, tokens in enumerate(ids):

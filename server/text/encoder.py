@@ -57,6 +57,8 @@ def pieces_of(prompt: str) -> list[str]:
 SHORT_TOKEN_CHARS = 2
 SLICE_CHARS = 65_536
 SLICING_RATIO = 2
+# An estimate is rounded to so many digits.
+ESTIMATED_DIGITS = 3
 GROUP_CHARS, GROUP_TEXTS = 262_144, 1024
 # By default, the tokenizers library caches the first 10 000 words, of up to 9 KiB each, forever.
 CACHED_WORDS = 2048
@@ -78,26 +80,31 @@ class Encoder:
         encode = self._fast.encode_batch if offsets else self._fast.encode_batch_fast
         return encode(texts, add_special_tokens=ends)
 
-    def exceeds(self, pieces: list[str], max_tokens: int) -> bool:
-        """Return True if a text, given in pieces, has far more than ``max_tokens`` tokens."""
-        if sum(map(len, pieces)) <= SHORT_TOKEN_CHARS * max_tokens:
-            return False
-        tokens = 0
-        for count in self._counts(pieces):
-            tokens += count
+    def estimate_beyond(self, pieces: list[str], max_tokens: int) -> int | None:
+        """Estimate the number of tokens of a text, given in pieces, that has far more than
+        ``max_tokens`` tokens. Return None for other texts. Only the beginning is encoded: the rest
+        is assumed to have as many tokens per character."""
+        all_chars = sum(map(len, pieces))
+        if all_chars <= SHORT_TOKEN_CHARS * max_tokens:
+            return None
+        chars = tokens = 0
+        for group_chars, group_tokens in self._counts(pieces):
+            chars += group_chars
+            tokens += group_tokens
             if tokens > SLICING_RATIO * max_tokens:
-                return True
-        return False
+                estimate = tokens * all_chars // chars
+                return round(estimate, ESTIMATED_DIGITS - len(str(estimate)))
+        return None
 
     def count(self, pieces: list[str]) -> int:
         """Return the approximate number of tokens of a text that is given in pieces."""
-        return sum(self._counts(pieces))
+        return sum(tokens for _, tokens in self._counts(pieces))
 
-    def _counts(self, pieces: list[str]) -> Iterator[int]:
-        """Yield the approximate number of tokens in each group of slices of the pieces."""
+    def _counts(self, pieces: list[str]) -> Iterator[tuple[int, int]]:
+        """Yield the number of characters, and approximately of tokens, in each group of slices."""
         starts = ((piece, at) for piece in pieces for at in range(0, len(piece), SLICE_CHARS))
         for group in in_groups(piece[at : at + SLICE_CHARS] for piece, at in starts):
-            yield sum(map(len, self.encode(group)))
+            yield sum(map(len, group)), sum(map(len, self.encode(group)))
 
 
 def in_groups(texts: Iterable[str]) -> Iterator[list[str]]:

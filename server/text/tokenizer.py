@@ -105,9 +105,10 @@ class TokenizerError(ValueError):
 class TextTooLongError(ValueError):
     """Raised for a text that has more tokens than are allowed."""
 
-    def __init__(self, number: int = 0) -> None:
-        """``number`` is the text's index in the request."""
+    def __init__(self, tokens: int, number: int = 0) -> None:
+        """``tokens`` is an estimate. ``number`` is the text's index in the request."""
         super().__init__(f"text {number} is too long")
+        self.tokens = tokens
         self.number = number
 
 
@@ -224,9 +225,7 @@ class Tokenizer:
             rendered = self._rendered(
                 conversation, limit, add_generation_prompt, finds_boundaries=finds_boundaries
             )
-            max_tokens = max_prompt_tokens
-            if max_tokens is not None and self._encoder.exceeds(rendered.pieces, max_tokens):
-                raise TextTooLongError
+            self._check_length(rendered.pieces, max_prompt_tokens)
             return self._encode_rendered(rendered)
 
         return await limit.run(encode)
@@ -239,7 +238,7 @@ class Tokenizer:
 
         def count() -> int:
             rendered = self._rendered(conversation, limit, finds_boundaries=False)
-            if self._encoder.exceeds(rendered.pieces, max_prompt_tokens):
+            if self._encoder.estimate_beyond(rendered.pieces, max_prompt_tokens) is not None:
                 return self._encoder.count(rendered.pieces)
             return len(self._encode_rendered(rendered).ids)
 
@@ -257,8 +256,7 @@ class Tokenizer:
         around the text. Raises TextTooLongError far above ``max_tokens``."""
 
         def encode() -> EncodedText:
-            if max_tokens is not None and self._encoder.exceeds([text], max_tokens):
-                raise TextTooLongError
+            self._check_length([text], max_tokens)
             (encoding,) = self._encoder.encode([text], offsets=offsets, ends=add_special_tokens)
             begins = tuple(begin for begin, _ in encoding.offsets) if offsets else ()
             return EncodedText(text, tuple(encoding.ids), begins)
@@ -274,8 +272,7 @@ class Tokenizer:
 
         def encode() -> list[tuple[int, ...]]:
             for number, text in enumerate(texts):
-                if self._encoder.exceeds([text], max_tokens):
-                    raise TextTooLongError(number)
+                self._check_length([text], max_tokens, number)
             ids: list[tuple[int, ...]] = []
             total = 0
             for group in in_groups(texts):
@@ -287,6 +284,13 @@ class Tokenizer:
             return ids
 
         return await asyncio.to_thread(encode)
+
+    def _check_length(self, pieces: list[str], max_tokens: int | None, number: int = 0) -> None:
+        """Raise TextTooLongError if the text has far more than ``max_tokens`` tokens."""
+        if max_tokens is not None:
+            estimate = self._encoder.estimate_beyond(pieces, max_tokens)
+            if estimate is not None:
+                raise TextTooLongError(estimate, number)
 
     def _rendered(
         self,

@@ -70,7 +70,8 @@ def test_a_context_overflow_is_said_in_the_words_that_agents_look_for() -> None:
     message = ContextOverflowError(7000, 4096, "messages").message
     assert "maximum context length is 4096 tokens" in message
     assert "7000 tokens" in message
-    assert "more tokens than that" in ContextOverflowError(None, 4096, "messages").message
+    about = ContextOverflowError(70_000, 4096, "messages", estimated=True).message
+    assert about.endswith("resulted in about 70000 tokens. Please shorten it.")
 
 
 def test_clients_learn_whether_and_when_to_try_again() -> None:

@@ -337,8 +337,12 @@ async def test_a_prompt_over_the_context_is_refused_in_the_words_that_agents_loo
     engine: Engine, http: httpx2.AsyncClient
 ) -> None:
     computed = engine.client.stats.prompt_tokens
-    for text in ("x" * CONTEXT, "x" * 1_000_000):
-        status, error = await refusal(http, chat(text))
+    for chars in (CONTEXT, 2 * CONTEXT, 5 * CONTEXT, 20_000, 1_000_000):
+        status, error = await refusal(http, chat("x" * chars))
+        tokens = re.search(r"resulted in (?:about )?(\d+) tokens\.", error["message"])
+        assert tokens is not None
+        assert chars <= int(tokens[1]) <= 1.1 * chars
+        assert ("about" in error["message"]) == (chars >= 2 * CONTEXT)
         assert (status, error["param"]) == (400, "messages")
         assert error["code"] == "context_length_exceeded"
         assert f"maximum context length is {CONTEXT} tokens" in error["message"]
@@ -357,9 +361,9 @@ async def test_a_prompt_that_is_too_long_for_its_tools_says_so(http: httpx2.Asyn
     assert error["message"].endswith(share)
     huge = [{"type": "function", "function": {"name": "a", "description": "x" * 90_000}}]
     _, error = await refusal(http, chat("x" * 50, tools=huge))
-    assert error["message"].endswith(
-        "Without the definitions of its 1 tools it would fit: offer fewer."
-    )
+    share = re.search(r"the definitions of its 1 tools are about (\d+): offer", error["message"])
+    assert share is not None
+    assert 90_000 < int(share[1]) < 95_000
     _, error = await refusal(http, chat("x" * CONTEXT, tools=tools))
     assert error["message"].endswith("Please shorten it.")
 

@@ -1,6 +1,7 @@
 """Anthropic's API over HTTP."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -352,7 +353,6 @@ async def test_tokens_are_counted_without_the_engine(tokenizer: Tokenizer) -> No
         (message(n=2), "n"),
         (message(stop_sequences=[""]), "stop_sequences"),
         (message("x" * MAX_LEN), f"prompt is too long: 1019 tokens > {MAX_LEN - 1} maximum"),
-        (message("x" * 14 * MAX_LEN), f"prompt is too long: more than {MAX_LEN - 1} tokens > "),
         (message(messages=[{"role": "assistant", "content": "x"}]), "messages"),
         (message(messages=[{"role": "system", "content": ""}]), "messages"),
         (message(tools=[{"type": "bash_20250124", "name": "bash"}]), "tools[0]"),
@@ -368,6 +368,22 @@ async def test_what_cannot_be_done_is_named(
     error = await error_of(response)
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith(named)
+
+
+@pytest.mark.parametrize("chars", [MAX_LEN * n for n in (1, 2, 3, 7, 14)])
+async def test_agents_can_read_by_how_much_a_prompt_is_too_long(
+    http: httpx2.AsyncClient, chars: int
+) -> None:
+    # Claude Code reads the numbers with this expression.
+    numbers = re.compile(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", re.IGNORECASE)
+    for tools in ([], [LOOK]):
+        error = await error_of(await http.post(MESSAGES, json=message("x" * chars, tools=tools)))
+        counted = numbers.match(error["message"])
+        assert counted is not None
+        assert (chars <= int(counted[1]) <= 1.5 * chars, int(counted[2])) == (True, MAX_LEN - 1)
+    wide = LOOK | {"description": "x" * chars}
+    error = await error_of(await http.post(MESSAGES, json=message("x", tools=[wide])))
+    assert f"{MAX_LEN - 1} maximum. Of these the definitions of its 1 tools are " in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,9 @@ async def test_what_is_too_long_whatever_its_tokens_are_is_not_encoded(
         return encode(texts, **how)
 
     monkeypatch.setattr(tokenizer._encoder, "encode", counted)
-    with pytest.raises(TextTooLongError):
+    with pytest.raises(TextTooLongError) as caught:
         await tokenizer.encode_chat(long, 300)
+    assert caught.value.tokens == 1030, "estimated, and rounded"
     assert max(encoded) <= 100
     assert 600 < sum(encoded) <= 700
     assert await tokenizer.count_chat(long, 300, max_template_s=9) == tokens
