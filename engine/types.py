@@ -236,6 +236,11 @@ class EngineLimits:
     keeps_states: bool = False
     """Whether the model has recurrent states. A shared prefix must then end at a kept state."""
 
+    def kept_tokens(self, prompt_tokens: int) -> int:
+        """Return the number of a prompt's tokens in whole blocks, which the prefix cache keeps."""
+        block = self.shared_block_tokens
+        return prompt_tokens // block * block if block else 0
+
     def check_length(self, prompt_ids: Sequence[int], params: Sequence[SamplingParams]) -> None:
         """Raise PromptTooLongError if the prompt and one answer token exceed ``max_model_len``."""
         if len(prompt_ids) > self.max_model_len - any(each.max_tokens for each in params):

@@ -114,9 +114,12 @@ class Generation:
             ids += () if event.token_id is None else (event.token_id,)
             if event.finish is not None or self._cut:
                 end = self._end(event.finish, pieces, tokens)
-                return self._deliver(replace(end, prompt=scored, token_ids=ids))
+                return self._deliver(replace(end, prompt=scored, token_ids=ids, prefix=self.prefix))
         self._note(pieces)
-        delta = Delta(join_pieces(pieces), tokens, None, self._index, prompt=scored, token_ids=ids)
+        parts = join_pieces(pieces)
+        delta = Delta(
+            parts, tokens, None, self._index, prompt=scored, token_ids=ids, prefix=self.prefix
+        )
         return self._deliver(delta)
 
     def _deliver(self, delta: Delta) -> Delta:
@@ -246,8 +249,7 @@ class Choices:
         self._generations: list[Generation] = []
         self._firsts: list[Generation] = []
         self._prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
-        block = client.limits.shared_block_tokens
-        self._kept_tokens = sum(len(prompt.ids) // block * block for prompt in prompts if block)
+        self._kept_tokens = sum(client.limits.kept_tokens(len(prompt.ids)) for prompt in prompts)
         try:
             for prompt in prompts:
                 self._submit(client, tokenizer, prompt)

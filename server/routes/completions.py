@@ -42,6 +42,8 @@ def _add_message_routes(router: APIRouter, service: Service) -> None:
         answer = MessageAnswer(
             model.new_metadata("msg", "_"),
             len(prompt.ids),
+            service.client.limits.kept_tokens(len(prompt.ids)),
+            counts_cache=wire.counts_cache,
             context_ends_it=prompt.params.max_tokens < wire.max_tokens,
             cache_report=wire.response_options.cache_report,
         )

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from engine.types import PrefixReport
 from server.protocol.answers import (
     GatheredCall,
     Json,
@@ -132,26 +133,40 @@ class _Blocks:
 
 @dataclass(slots=True)
 class MessageAnswer:
-    """One message, streamed or whole. The whole message is built from the stream's events."""
+    """One message, streamed or whole. The whole message is built from the stream's events.
+
+    All events have the same counts of the prompt, because Claude Code keeps a count of
+    message_start where message_delta has 0. So if ``counts_cache``, message_start waits for the
+    first delta, which tells how much of the prompt came from the cache."""
 
     stream_form: ClassVar[StreamForm] = StreamForm.NAMED_EVENTS
 
     metadata: ResponseMetadata
     prompt_tokens: int
+    kept_tokens: int
+    """The number of prompt tokens that are in the prefix cache after the request."""
+    counts_cache: bool = False
+    """True if tokens read from or written to the cache are counted apart."""
     context_ends_it: bool = False
     """True if the context length leaves fewer tokens than the request's max_tokens."""
     cache_report: bool = False
+    _begun: bool = False
     _blocks: _Blocks = field(default_factory=_Blocks)
     _content: list[Json] = field(default_factory=list)
     _end: Json = field(default_factory=lambda: {"stop_reason": None, "stop_sequence": None})
 
     def first_chunks(self) -> list[Json]:
-        """Return the events that begin a message. The final counts come in message_delta."""
-        usage = self._usage(Usage(self.prompt_tokens, 0, 0))
+        """Return the events that begin a message, unless they wait for the first delta."""
+        return [] if self.counts_cache else self._begin(None)
+
+    def _begin(self, prefix: PrefixReport | None) -> list[Json]:
+        self._begun = True
+        usage = self._usage(Usage(self.prompt_tokens, 0, 0, prefix, self.kept_tokens))
         return [{"type": "message_start", "message": self._message([], usage)}, PING]
 
     def chunks(self, delta: Delta) -> list[Json]:
-        events = [event for piece in delta.pieces for event in self._blocks.feed(piece)]
+        events = [] if self._begun else self._begin(delta.prefix)
+        events += [event for piece in delta.pieces for event in self._blocks.feed(piece)]
         if delta.finish is None:
             return events
         events += self._blocks.end()
@@ -191,9 +206,12 @@ class MessageAnswer:
         }
 
     def _usage(self, usage: Usage) -> Json:
-        """Return token counts. input_tokens excludes tokens read from or written to the cache."""
-        cached = usage.prefix.cached_tokens if usage.prefix else 0
-        written = written_tokens(usage)
+        """Return token counts. With ``counts_cache``, input_tokens excludes tokens read from or
+        written to the cache."""
+        cached = written = 0
+        if self.counts_cache:
+            cached = usage.prefix.cached_tokens if usage.prefix else 0
+            written = written_tokens(usage)
         counts: Json = {
             "input_tokens": usage.prompt_tokens - cached - written,
             "cache_read_input_tokens": cached,

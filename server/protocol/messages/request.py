@@ -54,6 +54,7 @@ class OfferedTool(WireModel):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
+    cache_control: Any = None
 
     def tool(self, place: str) -> Tool:
         if self.type not in (None, "custom"):
@@ -137,7 +138,7 @@ class AddedTool(WireModel):
 
 
 class Block(WireModel):
-    """A part of a message or of a block. ``cache_control`` and unknown fields are ignored."""
+    """A part of a message or of a block. Unknown fields are ignored."""
 
     type: str
     text: str | None = None
@@ -153,6 +154,7 @@ class Block(WireModel):
     tool_use_id: str | None = None
     is_error: bool | None = None
     tool: AddedTool | None = None
+    cache_control: Any = None
 
     @model_validator(mode="before")
     @classmethod
@@ -182,6 +184,11 @@ class Block(WireModel):
                 return unsupported.leave_out(self.type, place)
             return unsupported.loaded(name)
         return unsupported.note(self.type, place)
+
+    @property
+    def marks_cache(self) -> bool:
+        parts = self.content if isinstance(self.content, list) else []
+        return self.cache_control is not None or any(part.marks_cache for part in parts)
 
     def call(self, place: str) -> ToolCall:
         """Return a tool_use block as a ToolCall, with the arguments as JSON. Raises ApiError."""
@@ -390,6 +397,20 @@ class MessagesRequest(ConversationFields, SamplingFields):
 
     max_tokens: Length
     stop_sequences: ListOf[str] | None = None
+    cache_control: Any = None
+
+    @property
+    def counts_cache(self) -> bool:
+        """True if the client marks what to cache, or asks for a report on the cache. Other clients
+        may take input_tokens for the whole prompt. Marks change nothing else."""
+        contents = [self.system, *(message.content for message in self.messages)]
+        blocks = [block for content in contents if isinstance(content, list) for block in content]
+        marks = [self, *(self.tools or ())]
+        return (
+            bool(self.cache_report)
+            or any(each.cache_control is not None for each in marks)
+            or any(block.marks_cache for block in blocks)
+        )
 
     def stop_strings(self) -> tuple[str, ...]:
         return tuple(self.stop_sequences or ())

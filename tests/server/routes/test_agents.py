@@ -56,7 +56,8 @@ class Door:
 
     async def answer(self, path: str, **body: Any) -> httpx2.Response:
         length = "max_tokens" if path == MESSAGES else "max_output_tokens"
-        response = await self.http.post(path, json={"temperature": 0, length: 120} | body)
+        common = {"temperature": 0, length: 120, "cache_report": True}
+        response = await self.http.post(path, json=common | body)
         assert response.status_code == 200, response.text
         return response
 

@@ -251,8 +251,41 @@ async def test_a_resent_conversation_is_the_one_that_a_chat_resends(
     assert second["usage"]["prompt_tokens"] == len(resent)
 
 
-async def test_what_is_new_in_the_cache_is_counted_apart(http: httpx2.AsyncClient) -> None:
-    asked = message("y" * 100, system="What nobody has said before.", max_tokens=1)
+RESULTS = [
+    {"role": "user", "content": "Look."},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "look"}]},
+]
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        EPHEMERAL,
+        {"cache_report": True},
+        {"system": [text("What nobody has said before.", **EPHEMERAL)]},
+        {"messages": [{"role": "user", "content": [text("y" * 100, **EPHEMERAL)]}]},
+        {"tools": [LOOK | EPHEMERAL]},
+        {
+            "messages": [
+                *RESULTS,
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "a",
+                            "content": [text("y" * 100, **EPHEMERAL)],
+                        }
+                    ],
+                },
+            ]
+        },
+    ],
+)
+async def test_what_is_new_in_the_cache_is_counted_apart_for_who_marks_it(
+    http: httpx2.AsyncClient, marks: dict[str, Any]
+) -> None:
+    asked = message("y" * 100, system="What nobody has said before.", max_tokens=1) | marks
     cold, warm = [(await http.post(MESSAGES, json=asked)).json()["usage"] for _ in range(2)]
     tokens = sum(cold[name] for name in PROMPT_COUNTS)
     assert cold["cache_read_input_tokens"] == 0
@@ -261,9 +294,29 @@ async def test_what_is_new_in_the_cache_is_counted_apart(http: httpx2.AsyncClien
     assert warm["cache_read_input_tokens"] > 90
     assert warm["cache_creation_input_tokens"] <= 16
     response = await http.post(MESSAGES, json=asked | {"stream": True})
+    assert response.text.startswith(": waiting"), "the connection lives before the first token"
     start, *_, end, _ = events_of(response.text)
-    assert start["message"]["usage"]["input_tokens"] == tokens
-    assert sum(end["usage"][name] for name in PROMPT_COUNTS) == tokens
+    assert counts_of(start["message"]) == counts_of(end) == counts_of({"usage": warm})
+
+
+@pytest.mark.parametrize("marks", [{}, {"cache_control": None}, {"cache_report": False}])
+async def test_who_marks_nothing_reads_the_whole_prompt_as_input(
+    http: httpx2.AsyncClient, marks: dict[str, Any]
+) -> None:
+    asked = message([text("y" * 100)], tools=[LOOK], max_tokens=1) | marks
+    cold, warm = [(await http.post(MESSAGES, json=asked)).json() for _ in range(2)]
+    assert counts_of(cold) == counts_of(warm) == (cold["usage"]["input_tokens"], 0, 0)
+    start, *_, end, _ = events_of((await http.post(MESSAGES, json=asked | {"stream": True})).text)
+    assert counts_of(start["message"]) == counts_of(end) == counts_of(cold)
+    assert (
+        cold["usage"]["input_tokens"]
+        == ((await http.post(COUNT, json=asked)).json()["input_tokens"])
+    )
+
+
+def counts_of(body: dict[str, Any]) -> tuple[int, ...]:
+    """The counts of the prompt: all, or what the cache did not have; read; written."""
+    return tuple(body["usage"][name] for name in PROMPT_COUNTS)
 
 
 async def test_what_is_billed_and_what_is_marked_changes_no_token(
@@ -383,7 +436,8 @@ async def test_agents_can_read_by_how_much_a_prompt_is_too_long(
         assert (chars <= int(counted[1]) <= 1.5 * chars, int(counted[2])) == (True, MAX_LEN - 1)
     wide = LOOK | {"description": "x" * chars}
     error = await error_of(await http.post(MESSAGES, json=message("x", tools=[wide])))
-    assert f"{MAX_LEN - 1} maximum. Of these the definitions of its 1 tools are " in error["message"]
+    of_tools = f" > {MAX_LEN - 1} maximum. Of these the definitions of its 1 tools are "
+    assert of_tools in error["message"]
 
 
 @pytest.mark.parametrize(

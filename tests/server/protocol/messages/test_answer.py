@@ -36,10 +36,11 @@ def arguments(text: str, index: int = 0) -> ToolCallArguments:
 
 
 def answer(**fields: Any) -> MessageAnswer:
-    return MessageAnswer(METADATA, 10, **fields)
+    return MessageAnswer(METADATA, 10, 0, **fields)
 
 
 def streamed(found: MessageAnswer, *deltas: Delta) -> list[dict[str, Any]]:
+    found.first_chunks()
     return [event for delta in deltas for event in found.chunks(delta)]
 
 
@@ -219,10 +220,20 @@ def test_tokens_that_came_from_the_cache_are_counted_apart() -> None:
         "output_tokens": 5,
         "output_tokens_details": {"thinking_tokens": 2},
     }
-    found = answer()
+    found = answer(counts_cache=True)
     assert found.whole(usage)["usage"] == found.last_chunks(usage)[0]["usage"] == counts
     miss = {"cache_miss": {"left_at": 5, "reason": "evicted"}}
-    assert answer(cache_report=True).whole(usage)["usage"] == counts | miss
+    reported = answer(counts_cache=True, cache_report=True)
+    assert reported.whole(usage)["usage"] == counts | miss
+
+
+def test_a_message_that_counts_the_cache_begins_with_its_first_delta() -> None:
+    found = answer(counts_cache=True)
+    assert found.first_chunks() == []
+    start, *_ = found.chunks(Delta([said("Yes")], prefix=PrefixReport(4, 5, None)))
+    counts = start["message"]["usage"]
+    assert (counts["input_tokens"], counts["cache_read_input_tokens"]) == (6, 4)
+    assert all(event["type"] != "message_start" for event in found.chunks(Delta([said("!")])))
 
 
 @pytest.mark.parametrize(
