@@ -21,6 +21,24 @@ OTHER_FLAGS = {
     "kv_dtype": ("cache", "dtype"),
     "log_level": ("log", "level"),
 }
+# By pydantic's types of problems: the rule that a value breaks, with names of pydantic's context.
+RULES = {
+    "greater_than": "more than {gt:.12g}",
+    "greater_than_equal": "at least {ge:.12g}",
+    "less_than_equal": "at most {le:.12g}",
+    "literal_error": "one of {expected}",
+}
+# By the first word of such a type: the kind of value that is expected.
+KINDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "string": "a text",
+    "path": "a path",
+    "tuple": "a list",
+    "dict": "a table",
+    "model": "a table",
+}
 
 
 def home_file() -> Path | None:
@@ -63,8 +81,13 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ValidationError):
         problem = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in problem["loc"])
-        what = unknown_setting(name) if problem["type"] == "extra_forbidden" else problem["msg"]
-        return f"{name}: {what}"
+        kind = problem["type"]
+        if kind == "extra_forbidden":
+            return f"{name}: {unknown_setting(name)}"
+        rule = RULES.get(kind) or KINDS.get(kind.partition("_")[0])
+        if rule is None:
+            return f"{name}: {problem['msg']}"
+        return f"{name}: it must be {rule.format_map(problem.get('ctx', {}))}"
     if isinstance(error, RecursionError):
         return "a value nests too deep"
     return str(error.strerror if isinstance(error, OSError) else error)

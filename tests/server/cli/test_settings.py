@@ -27,7 +27,7 @@ def test_settings_come_from_file_and_flags(tmp_path: Path) -> None:
         ("[server]\nprot = 1\n", "server.prot: "),
         ("[sever]\nport = 1\n", "sever: "),
         ("port = 1\n", "port: "),
-        ("server = 1\n", "server: "),
+        ("server = 1\n", "server: it must be a table"),
         ("[server", ""),
         *[
             (f"{begin}{'[' * depth}", "a value nests too deep")
@@ -75,6 +75,34 @@ def test_a_variable_that_nests_too_deep_is_said(
     monkeypatch.setenv(f"QUIRE_{section}", '{"a":' * 20_000)
     with pytest.raises(SettingError, match=r"^environment: a value nests too deep$"):
         read_settings(None, {})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "rule"),
+    [
+        ("server.port", 70000, "at most 65535"),
+        ("server.port", "x", "a whole number"),
+        ("server.port", 1.5, "a whole number"),
+        ("server.port", "9" * 5000, "a whole number"),
+        ("server.drain_s", "inf", "a whole number"),
+        ("log.level", "loud", "one of 'debug', 'info', 'warning' or 'error'"),
+        ("server.page", "perhaps", "true or false"),
+        ("limits.max_template_s", 0, "more than 0"),
+        ("limits.max_template_s", "soon", "a number"),
+        ("engine.threads", -1, "at least 1"),
+        ("server.host", 5, "a text"),
+        ("log.file", 3, "a path"),
+        ("models.pinned", 4, "a list"),
+        ("models.aliases", "x", "a table"),
+    ],
+)
+def test_the_rule_that_a_value_breaks_is_told_in_plain_words(
+    setting: str, value: object, rule: str
+) -> None:
+    section, _, field = setting.partition(".")
+    with pytest.raises(SettingError) as caught:
+        read_settings(None, {section: {field: value}})
+    assert str(caught.value) == f"setting {setting}: it must be {rule}"
 
 
 def test_a_wrong_flag_is_named() -> None:
