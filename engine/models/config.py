@@ -97,7 +97,8 @@ class ModelConfig:
         if method is not None and "quantization" not in self.values:
             raise CheckpointError(
                 f"{self.file}: quantization_config.quant_method is {method!r}; quire serves "
-                "unquantised models and those that MLX has packed"
+                "unquantised models and those that MLX has packed: look for this one in 4 bits at "
+                "huggingface.co/mlx-community"
             )
 
     def quantization(self, layer: str) -> Quantization | None:

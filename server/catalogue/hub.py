@@ -250,6 +250,8 @@ def _weight_files(repository: str, commit: str, names: Collection[str]) -> tuple
 def not_given(name: str, repository: str, error: Exception) -> ModelNotFoundError:
     """Return an error that explains to the user why the hub gave no files."""
     page = f"{constants.ENDPOINT}/{repository}"
+    if not name.startswith(repository):
+        name = f"{name} ({repository})"
     if isinstance(error, GatedRepoError):
         how = (
             "then set HF_TOKEN to a token of yours, or run `hf auth login`"
@@ -257,16 +259,14 @@ def not_given(name: str, repository: str, error: Exception) -> ModelNotFoundErro
             else "the account of the token that is set has not been let in yet"
         )
         return ModelNotFoundError(
-            f"{name}: its makers give it only to who has accepted their licence: do so at {page}; "
-            f"{how}"
+            f"{name}: the model is gated: accept its licence at {page}; {how}"
         )
-    what = f"{name}: there is no such folder, and the hub did not give it: "
+    what = f"{name}: there is no such folder, and "
     if isinstance(error, RevisionNotFoundError):
         what = f"{name}: the repository has no such branch, tag or commit: see {page}"
     elif isinstance(error, RepositoryNotFoundError):
         what += (
-            "there is no such repository, or it is private: then set HF_TOKEN or run `hf auth "
-            "login`"
+            "the hub does not have it, or it is private: then set HF_TOKEN or run `hf auth login`"
         )
     elif OfflineModeIsEnabled in (type(error), type(error.__cause__)):
         what = (
@@ -276,7 +276,7 @@ def not_given(name: str, repository: str, error: Exception) -> ModelNotFoundErro
     elif isinstance(error, httpx2.ConnectError | httpx2.TimeoutException):
         what += f"{constants.ENDPOINT} cannot be reached ({_first_line(error)}): are you online?"
     else:
-        what += _first_line(error)
+        what += f"the hub failed: {_first_line(error)}"
     return ModelNotFoundError(what)
 
 

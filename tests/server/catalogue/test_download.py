@@ -17,6 +17,7 @@ from server.catalogue import hub as hub_module
 from server.catalogue.download import DownloadError, check_answer
 from server.catalogue.hub import FoundModel, find_model
 from server.catalogue.hub_cache import WeightFile
+from server.catalogue.lookup import aliases
 from server.catalogue.names import ModelNotFoundError
 from tests.clients.servers import QUIRE
 from tests.server.harness import DEADLINE_S
@@ -257,7 +258,7 @@ def test_a_gated_model_says_what_to_do(
     monkeypatch.setattr(hub_module, "get_token", lambda: token)
     with pytest.raises(ModelNotFoundError) as caught:
         find_model("someone/model")
-    assert f"accepted their licence: do so at {hub.url}/someone/model; " in str(caught.value)
+    assert f"accept its licence at {hub.url}/someone/model; " in str(caught.value)
     assert how in str(caught.value)
 
 
@@ -273,10 +274,24 @@ def test_weights_are_refused_offline_and_the_small_files_too(
         found.fetch_small_files()
 
 
-def test_a_repository_that_is_not_there_may_be_private(hub: Hub) -> None:
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("someone/nothing", "someone/nothing: "),
+        ("someone/nothing@v2", "someone/nothing@v2: "),
+        *[
+            (short, f"{short} ({aliases()[short]}): ")
+            for short in ("qwen3:0.6b", "qwen3:4b", "qwen3-coder-next", "llama3.2:1b", "qwen2.5:7b")
+        ],
+    ],
+)
+def test_a_repository_that_is_not_there_is_named_and_may_be_private(
+    hub: Hub, name: str, start: str
+) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
-        find_model("someone/nothing")
-    assert re.search("there is no such repository, or it is private: .*HF_TOKEN", str(caught.value))
+        find_model(name)
+    assert str(caught.value).startswith(start)
+    assert re.search("does not have it, or it is private: .*HF_TOKEN", str(caught.value))
 
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
