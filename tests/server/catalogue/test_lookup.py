@@ -23,6 +23,7 @@ def disk(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 def test_a_short_name_stands_for_a_repository(disk: Path) -> None:
     assert look_up("qwen3:4b") == OnHub("mlx-community/Qwen3-4B-4bit", None)
+    assert look_up("qwen3.8:27b") == OnHub("mlx-community/Qwen3.8-27B-4bit", None)
     assert look_up("qwen3:4b@main") == OnHub("mlx-community/Qwen3-4B-4bit", "main")
     assert all(is_hub_id(repository) for repository in aliases().values())
     with pytest.raises(ModelNotFoundError, match=r"Ollama names models: .* knows qwen3:0\.6b, "):
