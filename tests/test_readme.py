@@ -48,6 +48,17 @@ def test_make_knows_its_target(tmp_path: Path) -> None:
     assert (done.returncode, "quire serve demo --port 8000" in done.stdout) == (0, True)
 
 
+def test_what_a_mac_lacks_is_installed_before_anything_is_built(tmp_path: Path) -> None:
+    before, _, _ = README.partition("    make serve ")
+    lines = ["no release yet", "xcode-select --install", "uv python install 3.13", "export PYTHON="]
+    places = [before.find(line) for line in lines]
+    assert -1 < places[0] < places[1] < places[2] < places[3]
+    environment = os.environ | {"PYTHON": "/opt/of/uv/python3.13"}
+    command = ["make", "--dry-run", "--always-make", "serve"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert "/opt/of/uv/python3.13 -m venv" in done.stdout, "what it sets up is of that Python"
+
+
 def test_curl_gets_a_stream(address: str, tmp_path: Path) -> None:
     done = run(COMMANDS[1].replace("http://127.0.0.1:8000", address), tmp_path)
     assert done.stdout.endswith("data: [DONE]\n\n"), done.stderr
