@@ -88,7 +88,7 @@ class PromptRules:
     def check_prompt(self, ids: tuple[int, ...], param: str) -> None:
         """Raise ApiError if a prompt is empty, or leaves no room for an answer in the context."""
         if not ids:
-            raise invalid(f"The {param} has no tokens.", param)
+            raise invalid("The prompt is empty.", param)
         if len(ids) >= self.max_model_len:
             raise ContextOverflowError(len(ids), self.max_model_len, param)
 

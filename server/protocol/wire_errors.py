@@ -108,12 +108,10 @@ class ContextOverflowError(ApiError):
         )
         self.reason = reason
 
-    def because_of_tools(self, count: int, tokens: int) -> "ContextOverflowError":
-        """Return the error with the reason that the definitions of ``count`` tools take
-        ``tokens``."""
+    def because_of_tools(self, num_tools: int, tools_tokens: int) -> "ContextOverflowError":
         assert self.param is not None
-        share = f"{'about ' if self.estimated else ''}{tokens}"
-        reason = f"Of these the definitions of its {count} tools are {share}: offer fewer."
+        share = f"{'about ' if self.estimated else ''}{tools_tokens}"
+        reason = f"Of these the definitions of its {num_tools} tools are {share}: offer fewer."
         return ContextOverflowError(
             self.tokens, self.max_model_len, self.param, reason, estimated=self.estimated
         )

@@ -76,7 +76,7 @@ async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
     for number, tokens in enumerate(ids):
         name = wire.name_of(number)
         if not tokens:
-            raise invalid(f"The {name} has no tokens.", name)
+            raise invalid(f"The {name} is empty.", name)
         if len(tokens) > limit:
             raise input_too_long(len(tokens), limit, name)
         rules.check_token_ids(tokens, name)

@@ -147,7 +147,7 @@ STRANGE = "\U0010fffc"  # a private-use character, with which no real message be
 # Templates treat a user's message between these tags as the result of a tool.
 RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
 MAX_WORDS_CHARS = 200
-REFUSED = "chats, messages and responses are refused, completions are not"
+REFUSED = "chats, messages and responses are refused; /v1/completions works"
 
 
 class PromptEnds(NamedTuple):
@@ -199,7 +199,7 @@ class ChatTemplate:
         if trial.fault:
             return (
                 f"the model's chat template has failed with a plain conversation ({trial.fault}): "
-                "what it does not render is refused, completions are not"
+                "chats that it cannot render are refused; /v1/completions works"
             )
         if not self.keeps_marks:
             return (

@@ -171,7 +171,7 @@ async def test_a_text_without_a_token_is_refused(
         return [()]
 
     monkeypatch.setattr(embedding_tokenizer, "encode_texts", nothing)
-    assert (await refused(texts, input="a"))["message"] == "The input has no tokens."
+    assert (await refused(texts, input="a"))["message"] == "The input is empty."
 
 
 async def test_an_unknown_model_is_not_found(texts: httpx2.AsyncClient) -> None:
