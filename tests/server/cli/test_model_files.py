@@ -206,7 +206,7 @@ def test_a_setting_says_what_a_model_is_for(
     [
         (None, "the model has no chat template: chats, messages and responses are refused"),
         ("x\n{% if %}", "has failed with a plain conversation (TemplateSyntaxError in line 2: "),
-        ("{{ raise_exception('no') }}", "plain conversation (TemplateError in line 1: no): what"),
+        ("{{ raise_exception('no') }}", "plain conversation (TemplateError in line 1: no): chats"),
         (TEMPLATE, ""),
     ],
 )
