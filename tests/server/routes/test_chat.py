@@ -361,9 +361,9 @@ async def test_a_prompt_that_is_too_long_for_its_tools_says_so(http: httpx2.Asyn
     assert error["message"].endswith(share)
     huge = [{"type": "function", "function": {"name": "a", "description": "x" * 90_000}}]
     _, error = await refusal(http, chat("x" * 50, tools=huge))
-    share = re.search(r"the definitions of its 1 tools are about (\d+): offer", error["message"])
-    assert share is not None
-    assert 90_000 < int(share[1]) < 95_000
+    about = re.search(r"the definitions of its 1 tools are about (\d+): offer", error["message"])
+    assert about is not None
+    assert 90_000 < int(about[1]) < 95_000
     _, error = await refusal(http, chat("x" * CONTEXT, tools=tools))
     assert error["message"].endswith("Please shorten it.")
 
