@@ -41,6 +41,13 @@ def adding(headers: Mapping[str, str], send: Send) -> Send:
     return sent
 
 
+# Beginning of a path that other servers have -> what to do instead.
+INSTEAD = {
+    "/api/pull": "quire downloads no model on request: run `quire pull NAME` on its machine.",
+    "/api/delete": "quire removes no model on request: run `quire rm NAME` on its machine.",
+    "/api/copy": "quire copies no models: its setting models.aliases gives them more names.",
+    "/v1/audio": "quire reads and writes text: have your client use another server for audio.",
+}
 REQUEST_ID_HEADER = "request-id"
 """Anthropic's name for the header with the request id, for responses of Anthropic's API."""
 
@@ -88,7 +95,9 @@ async def _api_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        answer = ApiError(404, "There is nothing at this path.", type="not_found_error")
+        near = (text for path, text in INSTEAD.items() if request.scope["path"].startswith(path))
+        text = next(near, "There is nothing at this path.")
+        answer = ApiError(404, text, type="not_found_error")
     elif error.status_code == 405 and request.method == "POST" and _is_unknown(request):
         answer = ApiError(404, "There is nothing to ask here.", type="not_found_error")
     elif error.status_code == 405:

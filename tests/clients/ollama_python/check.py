@@ -158,5 +158,5 @@ def test_errors_say_what_is_wrong() -> None:
         list(PARROT.chat(MODEL, say("long " * 4000), stream=True, options={"num_ctx": 10**6}))
     with pytest.raises(ResponseError, match="makes no embeddings"):
         PARROT.embed(MODEL, "one")
-    with pytest.raises(ResponseError, match="nothing at this path"):
+    with pytest.raises(ResponseError, match="run `quire pull NAME` on its machine"):
         PARROT.pull("qwen3")

@@ -169,12 +169,23 @@ async def test_another_model_is_not_found_in_ollamas_words(
 
 
 async def test_what_ollama_has_beside_answers_is_not_there(http: httpx2.AsyncClient) -> None:
-    for path in ("pull", "push", "create", "copy", "blobs/sha256:0", "nothing"):
-        response = await http.post(f"/api/{path}", json={})
+    for method, path, text in (
+        ("POST", "pull", "quire downloads no model on request: run `quire pull NAME` on"),
+        ("DELETE", "delete", "quire removes no model on request: run `quire rm NAME` on"),
+        ("POST", "copy", "quire copies no models: its setting models.aliases gives them more"),
+        *(
+            ("POST", path, "There is nothing")
+            for path in ("push", "create", "blobs/sha256:0", "no")
+        ),
+    ):
+        response = await http.request(method, f"/api/{path}", json={})
         assert response.status_code == 404
-        assert response.json() == {"error": "There is nothing at this path."}
-    response = await http.request("DELETE", "/api/delete")
-    assert (response.status_code, list(response.json())) == (404, ["error"])
+        assert response.json()["error"].startswith(text)
+    for path in ("speech", "transcriptions", "translations"):
+        error = (await http.post(f"/v1/audio/{path}", json={})).json()["error"]
+        assert error["message"].startswith(
+            "quire reads and writes text: have your client use anoth"
+        )
     response = await http.get(OLLAMA_CHAT)
     assert (response.status_code, list(response.json())) == (405, ["error"])
 
