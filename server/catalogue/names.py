@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 
 # Names of the model that ships with quire. A local folder ``demo`` takes precedence.
@@ -16,6 +17,8 @@ OLLAMA_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+:[\w.-]+")
 FILES = (".gguf", ".safetensors")
 # The longest texts that are quoted from a model's files: for a problem, and for a single word.
 MAX_PROBLEM_CHARS, MAX_WORD_CHARS = 1000, 100
+# Longer names are like no other: comparing them takes long.
+MAX_COMPARED_CHARS = 200
 EXAMPLES = "Qwen/Qwen3-4B or mlx-community/Qwen3-4B-4bit"
 GGUF = (
     "this is GGUF, and quire reads safetensors, in the format of Hugging Face or MLX: take the "
@@ -40,6 +43,24 @@ def split_revision(name: str) -> tuple[str, str | None]:
 def has_gguf_alone(folder: Path) -> bool:
     """Return True if a folder has weights only in the GGUF format, which quire cannot read."""
     return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
+
+
+def nearest(name: str, known: Iterable[str], separator: str = "/") -> str | None:
+    """Return the known name that is most like a name, in whole or in the part after the last
+    separator; None if no known name is much like it."""
+    if len(name) > MAX_COMPARED_CHARS:
+        return None
+    spellings: dict[str, str] = {}
+    for one in known:
+        for spelling in (one, one.rpartition(separator)[2]):
+            spellings.setdefault(_plain(spelling), one)
+    matches = get_close_matches(_plain(name), spellings, n=1)
+    return spellings[matches[0]] if matches else None
+
+
+def _plain(name: str) -> str:
+    """Return a name in lower case with ``_`` in place of ``__``, ``.`` and ``-``."""
+    return name.lower().replace("__", "_").replace(".", "_").replace("-", "_")
 
 
 def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:

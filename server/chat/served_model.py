@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.types import EngineLimits, SamplingParams
+from server.catalogue.names import nearest
 from server.protocol.answers import ResponseMetadata
 from server.protocol.common import MAX_BODY_TOKEN_IDS, SamplingFields
 from server.protocol.ollama.answer import NO_FACTS, ModelFacts
@@ -37,9 +38,9 @@ class ServedModel:
         return self.names[0]
 
     def is_called(self, name: str) -> bool:
-        """Return True if a client's name means this model. Trailing slashes and Ollama's default
-        tag are ignored. Organisations are compared only if both names have an organisation:
-        ``name`` matches ``org/name``, but ``mine/name`` does not match ``yours/name``."""
+        """Return whether a client's name means this model. Case, trailing slashes and Ollama's
+        default tag are ignored. Organisations are compared only if both names have one: ``name``
+        matches ``org/name``, but ``mine/name`` does not match ``yours/name``."""
         if self.any_name:
             return True
         requested = _without_end(name)
@@ -51,7 +52,7 @@ class ServedModel:
     def check(self, name: str | None) -> None:
         """Raise ApiError (404) if a name means another model. An empty name means this model."""
         if name and not self.is_called(name):
-            raise UnknownModelError(name)
+            raise UnknownModelError(name, nearest(name, [self.id]))
 
     def new_metadata(self, prefix: str, separator: str = "-") -> ResponseMetadata:
         return ResponseMetadata(
@@ -60,7 +61,7 @@ class ServedModel:
 
 
 def _without_end(name: str) -> str:
-    return name.removesuffix(DEFAULT_TAG).rstrip("/")
+    return name.casefold().removesuffix(DEFAULT_TAG).rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)

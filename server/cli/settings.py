@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from kvcache.user_folders import config_folder
+from server.catalogue.names import nearest
 from server.config import ENV_PREFIX, MIB, Config, SettingError, Tables, load, read_file
 from server.shipped import SETTINGS_FILE
 
@@ -131,7 +131,7 @@ def default_of(setting: str) -> str:
 
 def unknown_setting(name: str) -> str:
     """Return an error text with the nearest known setting. name: ``section.field``, or any text."""
-    near = nearest(name, (*FIELDS, *_dotted()))
+    near = nearest(name, (*FIELDS, *_dotted()), ".")
     hint = f"did you mean {near}? " if near else ""
     return f"there is no such setting; {hint}{LIST}"
 
@@ -144,20 +144,10 @@ def unknown_variable() -> str | None:
     for written in sorted(os.environ):
         name = written.upper()
         if name.startswith(ENV_PREFIX) and name not in known:
-            near = nearest(name.removeprefix(ENV_PREFIX), tuple(_dotted()))
+            near = nearest(name.removeprefix(ENV_PREFIX), _dotted(), ".")
             hint = f"did you mean {_variable(near)}? " if near else ""
             return f"{written} is no setting; {hint}{LIST}"
     return None
-
-
-def nearest(name: str, known: tuple[str, ...]) -> str | None:
-    """Return the setting whose name, or last part of it, is most like a name, or None."""
-    spellings: dict[str, str] = {}
-    for one in known:
-        for spelling in (one, one.rpartition(".")[2]):
-            spellings.setdefault(_plain(spelling), one)
-    matches = get_close_matches(_plain(name), spellings, n=1)
-    return spellings[matches[0]] if matches else None
 
 
 def _dotted() -> list[str]:
@@ -166,8 +156,3 @@ def _dotted() -> list[str]:
 
 def _variable(name: str) -> str:
     return f"{ENV_PREFIX}{name.replace('.', '__')}".upper()
-
-
-def _plain(name: str) -> str:
-    """Return a name in lower case with ``_`` in place of ``__``, ``.`` and ``-``."""
-    return name.lower().replace("__", "_").replace(".", "_").replace("-", "_")

@@ -152,10 +152,13 @@ def too_many_tokens(max_tokens: int, param: str) -> ApiError:
 class UnknownModelError(ApiError):
     """The 404 for a model that this server does not have."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, near: str | None = None) -> None:
+        """near: the name of a model that this server has and the client may have meant."""
+        hint = f"did you mean {quoted(near)}? " if near else ""
         super().__init__(
             404,
-            f"The model {quoted(name)} does not exist here; GET /v1/models lists those that do.",
+            f"The model {quoted(name)} does not exist here; {hint}GET /v1/models lists those that "
+            "do.",
             type="not_found_error",
             param="model",
             code="model_not_found",

@@ -11,6 +11,7 @@ from functools import partial
 
 from engine.power import KeepAwake
 from server.catalogue.lookup import aliases
+from server.catalogue.names import nearest
 from server.chat.drain import Drain
 from server.config import Config
 from server.protocol.wire_errors import ApiError, UnknownModelError
@@ -29,15 +30,16 @@ NOTHING_LOADED = "No model has been used yet: name one of those that GET /v1/mod
 def match_name(
     name: str | None, models: Collection[str], aliases: Mapping[str, str], at_hand: str | None
 ) -> str | None:
-    """Return the name of the model that a client means by ``name``, or None. ``models`` are hub ids
-    or folders' names. ``aliases`` is ``{pattern such as gpt-*: a model's name or LOADED}``, and the
-    first match counts. LOADED and a missing ``name`` mean the model ``at_hand``."""
+    """Return the name of the model that a client means, or None. models: hub ids or folders' names.
+    aliases: ``{pattern such as gpt-*: a model's name or LOADED}``; the first match counts.
+    at_hand: the model for LOADED and for a request without a model's name. Case is ignored."""
     plain = (name or "").removesuffix(LATEST).rstrip("/")
     if not plain:
         return at_hand
     if (own := _match_own(plain, models)) is not None:
         return own
-    target = next((aliases[pattern] for pattern in aliases if fnmatchcase(plain, pattern)), None)
+    small = plain.casefold()
+    target = next((aliases[one] for one in aliases if fnmatchcase(small, one.casefold())), None)
     return at_hand if target == LOADED else _match_own(target, models)
 
 
@@ -45,9 +47,11 @@ def _match_own(name: str | None, models: Collection[str]) -> str | None:
     """Return a model's full name. ``name`` may lack the part ``org/`` if the rest is unique."""
     if name is None or name in models:
         return name
-    base = name.rpartition("/")[2]
-    alike = [model for model in models if base == model.rpartition("/")[2]]
-    matches = [model for model in alike if "/" not in name or "/" not in model]
+    plain = name.casefold()
+    base = plain.rpartition("/")[2]
+    alike = [model for model in models if base == model.casefold().rpartition("/")[2]]
+    same = [model for model in alike if plain == model.casefold()]
+    matches = same or [model for model in alike if "/" not in name or "/" not in model]
     return matches[0] if len(matches) == 1 else None
 
 
@@ -102,7 +106,7 @@ class Front:
         if model is not None:
             return model
         if name:
-            raise UnknownModelError(name)
+            raise UnknownModelError(name, nearest(name, self.models.models))
         raise ApiError(
             404, NOTHING_LOADED, type="not_found_error", param="model", code="model_not_found"
         )

@@ -179,6 +179,9 @@ def test_a_name_that_a_client_chose_is_repeated_up_to_a_length() -> None:
     assert quoted("a'\n") == '"a\'\\n"'
     assert len(quoted("x" * 1_000_000)) < 300
     assert len(UnknownModelError("x" * 1_000_000).message) < 500
+    assert (
+        "does not exist here; did you mean 'b\\n'? GET /v1" in UnknownModelError("a", "b\n").message
+    )
 
 
 @pytest.mark.parametrize(

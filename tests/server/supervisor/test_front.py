@@ -438,7 +438,14 @@ async def test_a_machine_stays_awake_while_others_may_ask_and_sleeps_afterwards(
     assert power.held == []
 
 
-MODELS = ("mlx-community/Qwen3-4B-4bit", "Qwen/Qwen3-0.6B", "own", "other/Qwen3-0.6B")
+MODELS = (
+    "mlx-community/Qwen3-4B-4bit",
+    "Qwen/Qwen3-0.6B",
+    "own",
+    "other/Qwen3-0.6B",
+    "Same",
+    "same",
+)
 ALIASES = {"gpt-*": "loaded", "fast": "own", "gone": "no/such"}
 
 
@@ -457,6 +464,15 @@ ALIASES = {"gpt-*": "loaded", "fast": "own", "gone": "no/such"}
         ("gone", None),
         ("gpt-5", "at/hand"),
         ("claude", None),
+        ("MLX-Community/qwen3-4b-4BIT", "mlx-community/Qwen3-4B-4bit"),
+        ("qwen3-4b-4bit:latest", "mlx-community/Qwen3-4B-4bit"),
+        ("OWN", "own"),
+        ("Fast", "own"),
+        ("GPT-5", "at/hand"),
+        ("other/qwen3-0.6b", "other/Qwen3-0.6B"),
+        ("Same", "Same"),
+        ("same", "same"),
+        ("SAME", None),  # two are called so
         ("", "at/hand"),
         (None, "at/hand"),
         (":latest", "at/hand"),
