@@ -7,7 +7,6 @@ each tensor's dtype, shape and place in the data after the header (huggingface.c
 import json
 import math
 import os
-import shlex
 import stat
 import struct
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from typing import Any, BinaryIO
 MAX_HEADER_BYTES = 16 << 20
 MAX_JSON_BYTES = 32 << 20
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U32": 4, "U8": 1}
-# A file that Git LFS has not fetched begins with this text (github.com/git-lfs, docs/spec.md).
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -94,12 +91,6 @@ def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, An
     prefix = stream.read(8)
     if len(prefix) < 8:
         raise CheckpointError(f"{file}: the file has {size} bytes; its header needs 8 at least")
-    if (prefix + stream.read(len(LFS_POINTER) - 8)) == LFS_POINTER:
-        raise CheckpointError(
-            f"{file}: this is a pointer of Git LFS, and not the file itself: fetch it with "
-            f"`git -C {shlex.quote(str(file.parent))} lfs pull`"
-        )
-    stream.seek(8)
     (length,) = struct.unpack("<Q", prefix)
     if length > size - 8:
         raise CheckpointError(f"{file}: the header claims {length} bytes, but the file has {size}")

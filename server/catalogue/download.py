@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from logging import CRITICAL, getLogger
 from typing import Any
 
 import httpx2
@@ -101,6 +102,8 @@ def _client() -> httpx2.Client:
 
 
 set_client_factory(_client)
+# What goes wrong at the hub becomes a sentence of quire's.
+getLogger("huggingface_hub").setLevel(CRITICAL)
 
 
 def fetch_files(repository: str, commit: str, files: Sequence[WeightFile]) -> None:

@@ -31,6 +31,8 @@ from server.catalogue.download import (
     check_files,
     fetch_files,
 )
+from server.catalogue.folder_reader import FolderReader
+from server.catalogue.foreign_files import ADAPTER_FILE, SNAPSHOTS
 from server.catalogue.hub_cache import (
     BLOBS,
     MAIN,
@@ -42,8 +44,8 @@ from server.catalogue.hub_cache import (
     repository_folder,
     snapshot_of,
 )
-from server.catalogue.lookup import InFolder, OnHub, look_up
-from server.catalogue.names import ModelNotFoundError
+from server.catalogue.lookup import InFolder, OnHub, known_names, look_up
+from server.catalogue.names import ModelNotFoundError, nearest
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt")
 # Patterns of the files that contain a model's kind, size and task.
@@ -52,6 +54,7 @@ CONFIG_FILES = (
     "generation_config.json",
     "model.safetensors.index.json",
     "modules.json",
+    ADAPTER_FILE,
     "*/config.json",
 )
 
@@ -111,23 +114,27 @@ class FoundModel:
 
 
 def find_model(
-    name: str, folders: Sequence[Path] = (), *, files: Sequence[str] = SMALL_FILES
+    name: str,
+    folders: Sequence[Path] = (),
+    *,
+    files: Sequence[str] = SMALL_FILES,
+    reader: FolderReader | None = None,
 ) -> FoundModel:
-    """Find a model by name, and download those of its files that match the patterns ``files``. If
-    the hub does not answer, search the local cache. ``folders`` are more folders to search. Raises
+    """Find a model by name and fetch its small files; if the hub does not answer, search the local
+    cache. folders, reader: as for ``look_up``. files: patterns of the files to fetch. Raises
     ModelNotFoundError."""
-    place = look_up(name, folders)
+    place = look_up(name, folders, reader)
     if isinstance(place, InFolder):
         return FoundModel(name, place.name, place.folder)
     try:
         commit = _commit(place)
-        folder = _fetch_matching(place.repository, commit, files)
+        folder = _fetch_matching(place.name, commit, files)
         branch = (place.revision or MAIN) if commit != place.revision else None
-        model = _with_missing(FoundModel(name, place.repository, folder, place.repository, branch))
+        model = _with_missing(FoundModel(name, place.name, folder, place.name, branch))
     except ModelNotFoundError:
         raise
     except (RevisionNotFoundError, DownloadError) as error:
-        raise not_given(name, place.repository, error) from error
+        raise not_given(name, place.name, error) from error
     except Exception as error:
         return _cached(name, place, error)
     if not model.missing and files == SMALL_FILES:
@@ -147,7 +154,7 @@ def _fetch_matching(repository: str, commit: str, patterns: Sequence[str]) -> Pa
     for path in small:
         if sizes[path] > MAX_SMALL_FILE_BYTES:
             raise DownloadError(f"{path}: it has {sizes[path]} bytes, and is no file of weights")
-    folder = repository_folder(repository) / "snapshots" / commit
+    folder = repository_folder(repository) / SNAPSHOTS / commit
     missing_bytes = sum(sizes[path] for path in small if not (folder / path).exists())
     _check_room(repository, missing_bytes)
     with disable_progress_bars():
@@ -199,13 +206,13 @@ def _commit(place: OnHub) -> str:
     if COMMIT.fullmatch(revision):
         return revision
     timeout = constants.HF_HUB_ETAG_TIMEOUT
-    info = HfApi().model_info(place.repository, revision=revision, timeout=timeout)
+    info = HfApi().model_info(place.name, revision=revision, timeout=timeout)
     return check_commit(info.sha)
 
 
 def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
-    """Find a model in the local cache. ``error`` is the reason why the hub gave no answer."""
-    repository, revision = place.repository, place.revision
+    """Find a model in the local cache. error: the reason why the hub gave no answer."""
+    repository, revision = place.name, place.revision
     folder = snapshot_of(repository, revision) if revision else best_snapshot(repository)
     if folder is None:
         raise not_given(name, repository, error) from error
@@ -265,8 +272,10 @@ def not_given(name: str, repository: str, error: Exception) -> ModelNotFoundErro
     if isinstance(error, RevisionNotFoundError):
         what = f"{name}: the repository has no such branch, tag or commit: see {page}"
     elif isinstance(error, RepositoryNotFoundError):
+        near = nearest(repository, {*known_names()} - {repository})
         what += (
             "the hub does not have it, or it is private: then set HF_TOKEN or run `hf auth login`"
+            f"{f'; did you mean {near}?' if near else ''}"
         )
     elif OfflineModeIsEnabled in (type(error), type(error.__cause__)):
         what = (

@@ -16,8 +16,9 @@ from pathlib import Path
 from huggingface_hub import constants, get_cached_repo_tree
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
-from engine.models.safetensors_headers import CheckpointError, read_index, regular_size
-from server.catalogue.names import GGUF, ModelNotFoundError
+from engine.models.safetensors_headers import INDEX_FILE, CheckpointError, read_index, regular_size
+from server.catalogue.foreign_files import SNAPSHOTS, foreign_weights
+from server.catalogue.names import MAX_WORD_CHARS, ModelNotFoundError, printable
 
 REPOSITORY, BLOBS = "models--", "blobs"
 MAIN = "main"
@@ -73,14 +74,20 @@ def cached_repositories() -> Iterator[str]:
             yield folder.name.removeprefix(REPOSITORY).replace("--", "/")
 
 
+def part_bytes(repository: str) -> int:
+    """Return how many bytes have arrived of files whose download is not complete."""
+    parts = repository_folder(repository).glob(f"{BLOBS}/*{PART_SUFFIX}")
+    return sum(part.stat().st_size for part in parts)
+
+
 def repository_folder(repository: str) -> Path:
     """Return the folder of a repository in the cache, whether the folder exists or not."""
     return cache_folder() / f"{REPOSITORY}{repository.replace('/', '--')}"
 
 
 def snapshot_of(repository: str, revision: str) -> Path | None:
-    """Return the folder of a revision (commit, branch or tag), or None if it is not cached."""
-    snapshots = repository_folder(repository) / "snapshots"
+    """Return the folder of a revision (commit, branch or tag); None if it is not cached."""
+    snapshots = repository_folder(repository) / SNAPSHOTS
     for commit in (revision, _commit_of(repository, revision)):
         if commit and (snapshots / commit).is_dir():
             return snapshots / commit
@@ -96,7 +103,7 @@ def best_snapshot(repository: str) -> Path | None:
         complete = not lacks_weights(repository, snapshot)
         return complete, snapshot.name == main, snapshot.stat().st_mtime
 
-    snapshots = folders_in(repository_folder(repository) / "snapshots")
+    snapshots = folders_in(repository_folder(repository) / SNAPSHOTS)
     return max(snapshots, key=rank, default=None)
 
 
@@ -121,9 +128,14 @@ def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
         return None
     named = set(read_index(snapshot).values())
     weights = {file.path: file.size for file in listed if is_weights(file.path, named)}
+    if lost := sorted(named - weights.keys()):
+        raise ModelNotFoundError(
+            f"{repository}: {INDEX_FILE} names files of weights that the repository does not have, "
+            f"{len(lost)} of {len(named)}, such as {printable(lost[0], MAX_WORD_CHARS)}"
+        )
     if not weights:
-        has_gguf = any(file.path.endswith(".gguf") for file in listed)
-        reason = GGUF if has_gguf else f"the repository has no {WEIGHTS} file"
+        reason = foreign_weights(snapshot, (file.path for file in listed))
+        reason = reason or f"the repository has no {WEIGHTS} file"
         raise ModelNotFoundError(f"{repository}: {reason}")
     return weights
 

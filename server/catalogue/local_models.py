@@ -1,9 +1,11 @@
-"""Lists the models on this disk: in the Hugging Face hub's cache and in configured folders.
+"""Lists the models on this disk: in configured folders, in the Hugging Face hub's cache, and in LM
+Studio's folder.
 
 Only config.json, model.safetensors.index.json and headers of weight files are read. A process with
 limits opens and checks the files: see folder_reader.py."""
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,28 +22,32 @@ from engine.models.checkpoint import (
 from engine.models.config import AFFINE, ModelConfig
 from engine.models.safetensors_headers import MAX_JSON_BYTES
 from engine.planning.memory import read_shape
+from kvcache.memory_budget import gib
 from server.catalogue.folder_reader import FolderReader
+from server.catalogue.foreign_files import CONFIG_FILE, check_files, foreign_weights
 from server.catalogue.hub_cache import (
     best_snapshot,
     cached_repositories,
     folders_in,
     lacks_weights,
+    listed_weights,
     missing_weights,
+    part_bytes,
     repository_folder,
 )
+from server.catalogue.lm_studio import lm_studio_folders
 from server.catalogue.names import (
     DEMO_ID,
     GGUF,
     MAX_PROBLEM_CHARS,
     MAX_WORD_CHARS,
     ModelNotFoundError,
-    has_gguf_alone,
     printable,
 )
 from server.shipped import DEMO_MODEL, shipped
 from server.text.tokenizer import Tokenizer, TokenizerError
 
-CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 # Suffixes of files with weights, including those that quire cannot read.
 WEIGHT_SUFFIXES = frozenset({".safetensors", ".gguf", ".bin", ".npz", ".pt", ".pth"})
 MAX_CHARS = {"family": MAX_WORD_CHARS, "quantization": MAX_WORD_CHARS, "problem": MAX_PROBLEM_CHARS}
@@ -88,16 +94,18 @@ Facts = dict[str, Any]
 def local_models(
     folders: Sequence[Path], *, hub: bool = True, reader: FolderReader | None = None
 ) -> tuple[LocalModel, ...]:
-    """Return the models on this disk, sorted by name. Search ``folders`` in order, and then the
-    hub's cache if ``hub`` is True. Of models with the same name, return the first that can be
-    served. A folder may be a model, contain models one or two levels below, or be missing.
-    ``reader`` stores results for later calls."""
+    """Return the models on this disk, sorted by name. Of models with one name, take the first that
+    can be served: the folders are searched in order, then the hub's cache, then LM Studio's folder.
+    folders: folders of models, or folders one or two levels above models; they may be missing.
+    hub: whether to search beyond ``folders``. reader: keeps results for later calls."""
     if reader is None:
         with FolderReader() as reader:
             return local_models(folders, hub=hub, reader=reader)
     by_name: dict[str, LocalModel] = {}
     seen: set[Path] = set()
-    for model in _all_models(folders, reader, hub=hub):
+    for name, place in names_here(folders, hub=hub):
+        if (model := model_here(name, place, reader)) is None:
+            continue
         folder = model.folder.resolve()
         before = by_name.get(model.name)
         if folder not in seen and (before is None or (before.problem and not model.problem)):
@@ -134,20 +142,22 @@ def _read(
         return _model_of(name, folder, revision, {"problem": _problem(name, folder, error)})
 
 
-def _all_models(
-    folders: Sequence[Path], reader: FolderReader, *, hub: bool
-) -> Iterator[LocalModel]:
+def names_here(folders: Sequence[Path], *, hub: bool = True) -> Iterator[tuple[str, Path | None]]:
+    """Yield each local model's name and folder; None in place of a folder is the hub's cache."""
     for folder in folders:
-        for name, path in _model_folders(folder.expanduser().absolute()):
-            yield folder_model(name, path, reader)
+        yield from _model_folders(folder.expanduser().absolute())
     if hub:
-        for repository in cached_repositories():
-            if (model := hub_model(repository, reader)) is not None:
-                yield model
+        yield from ((repository, None) for repository in cached_repositories())
+        for publisher in itertools.chain(*map(folders_in, lm_studio_folders())):
+            yield from _models_below(publisher)
+
+
+def model_here(name: str, folder: Path | None, reader: FolderReader) -> LocalModel | None:
+    """Return the model of a name and folder that ``names_here`` yields; None if it is gone."""
+    return hub_model(name, reader) if folder is None else folder_model(name, folder, reader)
 
 
 def _model_folders(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield (name, folder) of each model in a folder of the setting models.folders."""
     if _is_model(folder):
         is_demo = folder.resolve() == shipped(DEMO_MODEL).resolve()
         yield DEMO_ID if is_demo else folder.resolve().name, folder
@@ -155,10 +165,14 @@ def _model_folders(folder: Path) -> Iterator[tuple[str, Path]]:
     for below in folders_in(folder):
         if _is_model(below):
             yield below.name, below
-            continue
-        for model in folders_in(below):
-            if _is_model(model):
-                yield f"{below.name}/{model.name}", model
+        else:
+            yield from _models_below(below)
+
+
+def _models_below(publisher: Path) -> Iterator[tuple[str, Path]]:
+    for model in folders_in(publisher):
+        if _is_model(model):
+            yield f"{publisher.name}/{model.name}", model
 
 
 def _is_model(folder: Path) -> bool:
@@ -194,9 +208,10 @@ def read_model(path: str, name: str, revision: str | None, embeds: bool | None) 
 
 
 def _model_of(name: str, folder: Path, revision: str | None, facts: Facts) -> LocalModel:
+    size_bytes: int = facts.pop("part_bytes", 0)
     try:
         stats = [path.stat() for path in _weights_in(folder) if path.exists()]
-        size_bytes = sum(stat.st_size for stat in stats)
+        size_bytes += sum(stat.st_size for stat in stats)
         modified = max((stat.st_mtime for stat in stats), default=folder.stat().st_mtime)
     except OSError:  # the folder was removed meanwhile, or is unreadable
         size_bytes, modified = 0, 0.0
@@ -214,26 +229,23 @@ def _problem(name: str, folder: Path, error: Exception) -> str:
 
 
 def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> Iterator[Facts]:
-    """Yield values for the fields of LocalModel, first those that seldom fail. ``repository`` is
-    None outside the hub's cache. Raises CheckpointError and any error of reading files."""
-    if not (folder / CONFIG_FILE).exists():
-        if any(path.suffix.lower() == ".gguf" for path in _weights_in(folder)):
-            yield {"problem": GGUF, "quantization": "gguf"}
-        else:
-            yield {"problem": f"there is no {CONFIG_FILE}"}
+    """Yield values of LocalModel's fields, starting with those that seldom fail. repository: None
+    for a folder outside the hub's cache. Raises CheckpointError and any error of reading files."""
+    foreign = foreign_weights(folder)
+    if foreign or not (folder / CONFIG_FILE).exists():
+        yield {"problem": foreign or f"there is no {CONFIG_FILE}"}
+        yield {"quantization": "gguf" if foreign == GGUF else ""}
         return
+    check_files(folder)
     config = ModelConfig(folder)
     quantization = named_quantization(config.text.values)
     yield {"family": str(config.values.get("model_type") or ""), "quantization": quantization}
     shape = read_shape(folder)
     yield {"parameters": shape.parameters, "max_position_embeddings": shape.max_position_embeddings}
-    if has_gguf_alone(folder):
-        yield {"problem": GGUF}
-        return
     missing = missing_weights(repository, folder)
     if missing or (repository and lacks_weights(repository, folder)):
         yield {"embeds": promised_checkpoint(folder, 0).embeds}
-        yield {"problem": _incomplete(repository, missing)}
+        yield _incomplete(repository, folder, missing)
         return
     checkpoint = read_checkpoint(folder, embeds=embeds)
     yield {"embeds": checkpoint.embeds, "quantization": _stored_as(checkpoint, quantization)}
@@ -243,12 +255,19 @@ def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> It
         yield {"problem": f"{TOKENIZER_FILE}: the file does not exist"}
 
 
-def _incomplete(repository: str | None, missing: Sequence[str]) -> str:
+def _incomplete(repository: str | None, folder: Path, missing: Sequence[str]) -> Facts:
+    """Return what is missing of a model's weights, and the size of what has arrived in part."""
     files = f"{len(missing)} file{'s' * (len(missing) != 1)} of weights" if missing else "weights"
     verb = "is" if len(missing) == 1 else "are"
     if repository is None:
-        return f"{files} {verb} missing, such as {missing[0]}"
-    return f"{files} {verb} not here yet: `quire pull {repository}` fetches what is missing"
+        return {"problem": f"{files} {verb} missing, such as {missing[0]}"}
+    parts, sizes = part_bytes(repository), listed_weights(repository, folder) or {}
+    here = parts + sum(size for file, size in sizes.items() if (folder / file).exists())
+    problem = f"{files} {verb} not here yet: `quire pull {repository}` fetches what is missing"
+    if here and sizes:
+        whole = gib(sum(sizes.values()))
+        problem = f"{gib(here)} of {whole} are here: `quire pull {repository}` goes on"
+    return {"problem": problem, "part_bytes": parts}
 
 
 def named_quantization(values: dict[str, Any]) -> str:
@@ -302,6 +321,7 @@ def folder_problem(
 def shape_problem(path: str) -> str | None:
     """Return why a model's dimensions cannot be read from its folder, or None."""
     try:
+        check_files(Path(path))
         read_shape(Path(path))
     except CheckpointError as error:
         return str(error)
@@ -309,8 +329,8 @@ def shape_problem(path: str) -> str | None:
 
 
 def checkpoint_in(folder: Path, embeds: bool | None, promised_bytes: int | None) -> Checkpoint:
-    """Read a model's checkpoint (sizes of weights). ``promised_bytes`` is the size of all weights
-    if some are still on the hub. Raises CheckpointError."""
+    """Read a checkpoint. promised_bytes: as for ``folder_problem``. Raises CheckpointError."""
+    check_files(folder)
     if promised_bytes is None:
         return read_checkpoint(folder, embeds=embeds)
     return promised_checkpoint(folder, promised_bytes, embeds=embeds)

@@ -1,24 +1,29 @@
 """Resolves a model's name to a folder or to a repository on the hub."""
 
+import itertools
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from server.catalogue.folder_reader import FolderReader
-from server.catalogue.local_models import LocalModel, local_models
+from server.catalogue.foreign_files import foreign_weights
+from server.catalogue.local_models import model_here, names_here
 from server.catalogue.names import (
     DEMO,
     DEMO_ID,
-    GGUF,
     ModelNotFoundError,
-    has_gguf_alone,
     is_hub_id,
+    nearest,
     split_revision,
     why_not,
 )
 from server.shipped import ALIASES_FILE, DEMO_MODEL, shipped
+
+# A model's name and its folder on this disk; None means the hub's cache.
+Place = tuple[str, Path | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class InFolder:
     """A model in a folder outside the hub's cache."""
 
     name: str
-    """The folder's name, or ``org/name`` two levels below one of models.folders."""
+    """The folder's name, or ``org/name`` two levels below a folder of models."""
     folder: Path
 
 
@@ -34,7 +39,7 @@ class InFolder:
 class OnHub:
     """A repository on the hub. If ``revision`` (branch, tag or commit) is None, main is meant."""
 
-    repository: str
+    name: str
     revision: str | None
 
 
@@ -47,48 +52,65 @@ def aliases() -> dict[str, str]:
 
 
 def look_up(
-    name: str, folders: Sequence[Path] = (), reader: FolderReader | None = None
+    name: str,
+    folders: Sequence[Path] = (),
+    reader: FolderReader | None = None,
+    *,
+    on_disk: bool = False,
 ) -> InFolder | OnHub:
-    """Find a model by its name. The first match counts: a path, the demo model, a short name that
-    quire ships, the full name of a servable model in ``folders``, an id on the hub, the last part
-    of the name of a model in ``folders`` or the hub's cache. Raises ModelNotFoundError."""
+    """Resolve a name, which is, in this order: a path; the demo model; a short name of quire's; the
+    full name of a model on this disk; an id on the hub; the last part of the name of a model on
+    this disk. Only paths and revisions are case-sensitive. on_disk: whether to prefer a model that
+    cannot be served to a repository that is on the hub alone. Raises ModelNotFoundError."""
     path = Path(name).expanduser()
     if path.is_dir():
-        if has_gguf_alone(path):
-            raise ModelNotFoundError(f"{name}: {GGUF}")
+        if problem := foreign_weights(path):
+            raise ModelNotFoundError(f"{name}: {problem}")
         return InFolder(path.resolve().name, path.resolve())
-    if name in (DEMO, DEMO_ID):
+    if name.casefold() in (DEMO, DEMO_ID):
         return InFolder(DEMO_ID, shipped(DEMO_MODEL).resolve())
     base, revision = split_revision(name)
     if not path.is_file():
-        base = aliases().get(base, base)
-        own = local_models(folders, hub=False, reader=reader) if revision is None else ()
-        for model in own:
-            if model.name == base and model.problem is None:
-                return _place(model)
-        if is_hub_id(base):
-            return OnHub(base, revision)
-        if model_here := _by_last_part(name, folders, reader):
-            return _place(model_here)
-    raise ModelNotFoundError(f"{name}: {why_not(name, path, aliases())}")
+        base = aliases().get(base.casefold(), base)
+        here = [place for place in names_here(folders) if not revision or place[1] is None]
+        exact = [place for place in here if place[0] == base]
+        places = exact or [place for place in here if place[0].casefold() == base.casefold()]
+        if not places and not is_hub_id(base):
+            places = _by_last_part(base, here)
+        place = _best(places, reader)
+        if place is None and is_hub_id(base) and not (on_disk and places):
+            place = base, None
+        if place or places:
+            own, folder = place or places[0]
+            return OnHub(own, revision) if folder is None else InFolder(own, folder)
+    near = nearest(base, known_names(folders))
+    raise ModelNotFoundError(f"{name}: {why_not(name, path, aliases(), near)}")
 
 
-def _by_last_part(
-    name: str, folders: Sequence[Path], reader: FolderReader | None
-) -> LocalModel | None:
-    """Return the local model whose name without ``org/`` is ``name``. Raises ModelNotFoundError."""
-    matches = [
-        model
-        for model in local_models(folders, reader=reader)
-        if model.name.rpartition("/")[2].lower() == name.lower()
-    ]
-    if len(matches) > 1:
-        names = " or ".join(model.name for model in matches)
-        raise ModelNotFoundError(f"{name}: there are several on this disk: name {names}")
-    return matches[0] if matches else None
+def known_names(folders: Sequence[Path] = ()) -> Iterator[str]:
+    """Yield the names of models on this disk, and quire's short names with their repositories."""
+    yield from itertools.chain(*aliases().items())
+    yield from (name for name, _ in names_here(folders))
 
 
-def _place(model: LocalModel) -> InFolder | OnHub:
-    if model.revision is None:
-        return InFolder(model.name, model.folder)
-    return OnHub(model.name, None)
+def _by_last_part(name: str, places: Iterable[Place]) -> list[Place]:
+    """Return the places of the model with ``name`` as its name's last part. Raises
+    ModelNotFoundError if several models have names that end so."""
+    matches = [one for one in places if one[0].rpartition("/")[2].casefold() == name.casefold()]
+    if len(names := {own.casefold(): own for own, _ in matches}) > 1:
+        known = " or ".join(names.values())
+        raise ModelNotFoundError(f"{name}: there are several on this disk: name {known}")
+    return matches
+
+
+def _best(places: Sequence[Place], reader: FolderReader | None) -> Place | None:
+    """Return the first place with a servable model; otherwise the one in the hub's cache, where
+    `quire pull` may complete the model; or None."""
+    cached = next((place for place in places if place[1] is None), None)
+    if places and places != [cached]:
+        with FolderReader() if reader is None else nullcontext(reader) as read:
+            for place in places:
+                model = model_here(*place, read)
+                if model is not None and model.problem is None:
+                    return place
+    return cached

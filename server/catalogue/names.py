@@ -40,11 +40,6 @@ def split_revision(name: str) -> tuple[str, str | None]:
     return (base, revision) if at and REVISION.fullmatch(revision) else (name, None)
 
 
-def has_gguf_alone(folder: Path) -> bool:
-    """Return True if a folder has weights only in the GGUF format, which quire cannot read."""
-    return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
-
-
 def nearest(name: str, known: Iterable[str], separator: str = "/") -> str | None:
     """Return the known name that is most like a name, in whole or in the part after the last
     separator; None if no known name is much like it."""
@@ -63,19 +58,20 @@ def _plain(name: str) -> str:
     return name.lower().replace("__", "_").replace(".", "_").replace("-", "_")
 
 
-def why_not(name: str, path: Path, aliases: Iterable[str]) -> str:
-    """Explain to the user why ``name`` names no model. ``path`` is the name as a path. ``aliases``
-    are the short names that quire ships."""
+def why_not(name: str, path: Path, aliases: Iterable[str], near: str | None) -> str:
+    """Explain to the user why a text names no model. path: the text as a path. aliases: the short
+    names that quire ships. near: the name of a model that is like the text."""
     if path.suffix.lower() == ".gguf":
         return GGUF if path.is_file() else f"there is no such file; and {GGUF}"
     if path.is_file():
         return f"this is a file: name the folder that it lies in, {path.resolve().parent}"
+    hint = f"; did you mean {near}?" if near else ""
     if OLLAMA_NAME.fullmatch(name):
         return (
             "this is how Ollama names models: name a folder, or an id of the Hugging Face hub, "
-            f"such as {EXAMPLES}; of these names quire knows {', '.join(aliases)}"
+            f"such as {EXAMPLES}; of these names quire knows {', '.join(aliases)}{hint}"
         )
-    return f"there is no such folder, and it is not a hub id, such as {EXAMPLES}"
+    return f"there is no such folder, and it is not a hub id, such as {EXAMPLES}{hint}"
 
 
 def printable(text: str, max_chars: int | None = None) -> str:

@@ -333,13 +333,20 @@ def pull(
         pull_model(model, config, typer.echo, dry_run=dry_run, force=force)
 
 
+@app.command("list", hidden=True)
 @app.command(rich_help_panel=MODELS_PANEL)
-def models(config: File = None, as_json: AsJson = False) -> None:
-    """List the models on this disk: of the hub's cache, and of models.folders."""
+def models(
+    config: File = None,
+    as_json: AsJson = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also repositories without weights on this disk.")
+    ] = False,
+) -> None:
+    """List the models on this disk: of the hub's cache, models.folders and LM Studio."""
     from server.cli.models import list_models
 
     with one_sentence():
-        typer.echo(list_models(config, say, as_json=as_json))
+        typer.echo(list_models(config, say, as_json=as_json, show_all=show_all))
 
 
 @app.command(rich_help_panel=MODELS_PANEL)

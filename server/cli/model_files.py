@@ -20,6 +20,7 @@ from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
 from server.catalogue.folder_reader import FolderReader, reading_process
 from server.catalogue.hub import FoundModel, find_model, model_names
+from server.catalogue.lm_studio import is_lm_studios
 from server.catalogue.local_models import (
     DTYPES,
     LocalModel,
@@ -129,12 +130,15 @@ def read_model(
     the server accepts any model name in requests. Raises StartError."""
     reading = reading or reading_process()
     with model_errors():
-        model = find_model(name, settings.models.folders)
-        if model.notice:
-            log.warning(model.notice)
         with reading:
-            if not any_name:  # with any_name the supervisor has checked the files already
-                check_found(FolderReader(process=reading), model, settings)
+            reader = FolderReader(EMBEDS[settings.engine.task], reading)
+            model = find_model(name, settings.models.folders, reader=reader)
+            if model.notice:
+                log.warning(model.notice)
+            if not any_name:  # with any_name the supervisor has said and checked all this already
+                if is_lm_studios(model.folder):
+                    log.info(f"{name} lies in LM Studio's folder: {model.folder}")
+                check_found(reader, model, settings)
             checkpoint = checkpoint_of(model, settings)
             engine_plan = make_plan(settings, checkpoint)
             tokenizer, served = check_files(model, checkpoint, settings, any_name=any_name)

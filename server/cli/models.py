@@ -17,14 +17,15 @@ from kvcache.memory_budget import gib
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model, free_bytes
 from server.catalogue.hub_cache import (
-    PART_SUFFIX,
     cache_folder,
     folders_in,
+    part_bytes,
     repository_folder,
     snapshot_of,
 )
+from server.catalogue.lm_studio import is_lm_studios
 from server.catalogue.local_models import LocalModel, folder_model, hub_model, local_models
-from server.catalogue.lookup import InFolder, look_up
+from server.catalogue.lookup import InFolder, OnHub, look_up
 from server.catalogue.names import printable
 from server.cli.model_files import (
     EMBEDS,
@@ -76,15 +77,18 @@ class Machine:
         return Fit(memory.max_model_len, memory.layout.bytes_per_token, None)
 
 
-HEAD = ("name", "family", "size", "packed", "context", "served here")
+HEAD = ("name", "family", "size", "packed", "context", "lies in", "served here")
 NOTHING = (
     "There are no models on this disk: `quire pull qwen3:0.6b` fetches a small one, and `quire "
     "serve demo` serves the bundled demo model."
 )
 
 
-def list_models(file: Path | None, say: Callable[[str], None], *, as_json: bool) -> str:
-    """Return a table of the local models. say: called with warnings. Raises StartError."""
+def list_models(
+    file: Path | None, say: Callable[[str], None], *, as_json: bool, show_all: bool
+) -> str:
+    """Return a table of the local models. say: called with warnings. show_all: whether to list
+    repositories without a byte of weights on this disk. Raises StartError."""
     settings = read_settings(file, {})
     for folder in settings.models.folders:
         if not folder.expanduser().is_dir():
@@ -92,10 +96,15 @@ def list_models(file: Path | None, say: Callable[[str], None], *, as_json: bool)
     machine = Machine(settings)
     with FolderReader(EMBEDS[settings.engine.task]) as reader:
         models = local_models(settings.models.folders, reader=reader)
-    fits = [(model, machine.fit(model)) for model in models]
+    # An unreadable repository has no revision: its size is unknown.
+    listed = [m for m in models if show_all or m.size_bytes or not m.revision]
+    fits = [(model, machine.fit(model)) for model in listed]
     if as_json:
         return json.dumps({"models": [as_values(model, fit) for model, fit in fits]}, indent=1)
-    return "\n".join(_lines_of_table(fits)) if fits else NOTHING
+    lines = _lines_of_table(fits) if fits else [NOTHING]
+    if hidden := len(models) - len(listed):
+        lines.append(f"Without weights on this disk: {hidden} more, `quire models --all`")
+    return "\n".join(lines)
 
 
 def as_values(model: LocalModel, fit: Fit) -> dict[str, Any]:
@@ -103,7 +112,13 @@ def as_values(model: LocalModel, fit: Fit) -> dict[str, Any]:
     values = asdict(replace(model, checkpoint=None)) | {"folder": str(model.folder)}
     for name in ("problem", "digest", "checkpoint"):  # fit.reason includes the problem
         del values[name]
-    return values | {"served": fit.reason is None} | asdict(fit)
+    return values | {"lies_in": _place(model), "served": fit.reason is None} | asdict(fit)
+
+
+def _place(model: LocalModel) -> str:
+    if model.revision is not None:
+        return "hub's cache"
+    return "LM Studio" if is_lm_studios(model.folder) else "a folder"
 
 
 def _lines_of_table(fits: Sequence[tuple[LocalModel, Fit]]) -> list[str]:
@@ -114,11 +129,16 @@ def _lines_of_table(fits: Sequence[tuple[LocalModel, Fit]]) -> list[str]:
             gib(model.size_bytes),
             model.quantization or "-",
             str(fit.context or model.max_position_embeddings or "-"),
+            _place(model),
             "no: see below" if fit.reason else "embeddings" if model.embeds else "yes",
         )
         for model, fit in fits
     ]
-    reasons = [f"{printable(model.name)}: {fit.reason}" for model, fit in fits if fit.reason]
+    named: dict[str, list[str]] = {}
+    for model, fit in fits:
+        if fit.reason:
+            named.setdefault(fit.reason, []).append(printable(model.name))
+    reasons = [f"{', '.join(names)}: {reason}" for reason, names in named.items()]
     return [*table(HEAD, rows), *([""] if reasons else []), *reasons]
 
 
@@ -129,13 +149,13 @@ def show_model(name: str, file: Path | None, *, as_json: bool) -> str:
     """Return a description of a model on this disk. Raises StartError."""
     settings = read_settings(file, {})
     with model_errors(), FolderReader(EMBEDS[settings.engine.task]) as reader:
-        place = look_up(name, settings.models.folders, reader)
+        place = look_up(name, settings.models.folders, reader, on_disk=True)
         if isinstance(place, InFolder):
             model: LocalModel | None = folder_model(place.name, place.folder, reader)
         else:
-            pinned = snapshot_of(place.repository, place.revision) if place.revision else None
+            pinned = snapshot_of(place.name, place.revision) if place.revision else None
             here = pinned is not None or place.revision is None
-            model = hub_model(place.repository, reader, pinned) if here else None
+            model = hub_model(place.name, reader, pinned) if here else None
     if model is None:
         raise ModelError(
             f"{name}: it is not on this disk: `quire pull {name}` fetches it, and `quire plan "
@@ -175,6 +195,7 @@ def _lines(model: LocalModel, fit: Fit, files: dict[str, int], others: list[str]
         else "-",
         "weights": f"{gib(model.size_bytes)}, of {when:%Y-%m-%d %H:%M}",
         "folder": str(model.folder),
+        "lies in": _place(model),
         "commit": model.revision or "- (the folder is not the hub's)",
         "others": ", ".join(others),
         "served here": served,
@@ -192,7 +213,7 @@ def pull_model(
     force: whether to fetch a model that is too large for this machine. Raises StartError."""
     settings = read_settings(file, {})
     with model_errors(), FolderReader() as reader:
-        wanted = find_model(name, settings.models.folders, files=CONFIG_FILES)
+        wanted = find_model(name, settings.models.folders, files=CONFIG_FILES, reader=reader)
         if wanted.repository is None:
             raise ModelError(
                 f"{name}: this is {wanted.folder}, on this disk: nothing is to be done"
@@ -288,31 +309,33 @@ def find_removal(name: str, file: Path | None) -> Removal:
     """Find a model's commits in the hub's cache. Raises StartError if there are none."""
     settings = read_settings(file, {})
     with model_errors():
-        place = look_up(name, settings.models.folders)
+        place = look_up(name, settings.models.folders, on_disk=True)
+    repository = repository_folder(place.name).resolve()
     if isinstance(place, InFolder):
-        raise ModelError(
-            f"{name}: it lies in {place.folder}, and quire removes nothing outside of the hub's "
-            "cache: remove that folder yourself"
-        )
-    pinned = snapshot_of(place.repository, place.revision) if place.revision else None
+        if Path(name).expanduser().is_dir() or not repository.exists():
+            how = "it in LM Studio" if is_lm_studios(place.folder) else "that folder yourself"
+            raise ModelError(
+                f"{name}: it lies in {place.folder}, and quire removes nothing outside of the "
+                f"hub's cache: remove {how}"
+            )
+        place = OnHub(place.name, None)
+    pinned = snapshot_of(place.name, place.revision) if place.revision else None
     if place.revision and pinned is None:
         raise ModelError(f"{name}: this commit is not in the hub's cache, {cache_folder()}")
     try:
         cache = scan_cache_dir(cache_folder())
     except (CacheNotFound, OSError, ValueError) as error:
         raise ModelError(f"{name}: the hub's cache cannot be read: {error}") from error
-    all_commits = _commits(name, place.repository, cache)
+    all_commits = _commits(name, place.name, cache)
     chosen = [one for one in all_commits if pinned is None or one.commit_hash == pinned.name]
     hashes = tuple(commit.commit_hash for commit in chosen)
     strategy = cache.delete_revisions(*hashes)
-    repository = repository_folder(place.repository).resolve()
     whole = len(chosen) == len(all_commits)
-    parts = repository.glob(f"blobs/*{PART_SUFFIX}") if whole else ()
     return Removal(
-        place.repository,
+        place.name,
         hashes,
         repository if whole else chosen[0].snapshot_path,
-        strategy.expected_freed_size + sum(part.stat().st_size for part in parts),
+        strategy.expected_freed_size + (part_bytes(place.name) if whole else 0),
         len(all_commits) - len(chosen),
         strategy,
     )

@@ -49,7 +49,7 @@ def plan_model(
     target = _device(device)
     memory_bytes, working_set_bytes = _memory_bytes(memory, target, here=device is None)
     with model_errors(), FolderReader() as reader:
-        model = find_model(name, settings.models.folders, files=CONFIG_FILES)
+        model = find_model(name, settings.models.folders, files=CONFIG_FILES, reader=reader)
         if problem := reader.read(shape_problem, model.folder):
             raise ModelError(problem)
         shape = read_shape(model.folder)

@@ -19,6 +19,7 @@ from pydantic import SecretStr
 from engine.kv_backend import memory_of_all_models
 from engine.models.checkpoint import CheckpointError
 from server.catalogue.folder_reader import FolderReader
+from server.catalogue.lm_studio import is_lm_studios
 from server.catalogue.local_models import LocalModel, local_models, template_facts
 from server.catalogue.lookup import InFolder, OnHub, look_up
 from server.cli.banner import announce_several
@@ -108,7 +109,10 @@ def make_front(
         return [ModelOnDisk(local, machine, start, number, templates) for local in models_here]
 
     models = ModelSupervisor(settings.models, budget_bytes)
-    models.update(sources(disk.checked()))
+    checked = disk.checked()
+    if count := sum(is_lm_studios(model.folder) for model in checked):
+        log.info(f"{count} of the models lie in LM Studio's folder: quire only reads them")
+    models.update(sources(checked))
     return Front(settings, models, lambda: sources(disk.models()), keep_awake(settings))
 
 
@@ -126,7 +130,9 @@ class Disk:
         serve; none means all models. embeds, reading: as for ``FolderReader``."""
         self._reader = FolderReader(embeds, reading)
         with model_errors(), self._reader:
-            self._named = {name: look_up(name, folders, self._reader) for name in names}
+            self._named = {
+                name: look_up(name, folders, self._reader, on_disk=True) for name in names
+            }
         self._folders = folders
         places = self._named.values()
         self._given = [place.folder for place in places if isinstance(place, InFolder)]
@@ -175,7 +181,7 @@ def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:
     if isinstance(place, InFolder):
         return model.folder.resolve() == place.folder.resolve()
     pinned = place.revision is None or (model.revision or "").startswith(place.revision)
-    return model.revision is not None and model.name == place.repository and pinned
+    return model.revision is not None and model.name == place.name and pinned
 
 
 @dataclass(frozen=True)
@@ -201,7 +207,7 @@ class ModelOnDisk:
 
     @property
     def pinned(self) -> bool:
-        return self.name in self.machine.settings.models.pinned
+        return self.name.casefold() in map(str.casefold, self.machine.settings.models.pinned)
 
     def needs(self) -> MemoryNeeds:
         """Return the memory that the model needs on this machine. Raises LoadError."""

@@ -30,7 +30,7 @@ CLUSTER_STOP_GRACE_S = 100
 RESTART_S = 10
 # Variables that are copied into the service, which no shell starts. Keys are left out: secrets.
 KEPT_VARIABLES = (
-    *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE"),
+    *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "LMSTUDIO_HOME"),
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
 )
 # Name of the file for a service's output under launchd; systemd writes to its journal.

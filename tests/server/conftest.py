@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -183,6 +184,20 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         yield started
         close_session()
+
+
+@pytest.fixture
+def lm_studio(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """LM Studio's folder of models in a home folder of the test's: one that MLX has packed or could
+    have, and one of GGUF."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("LMSTUDIO_HOME")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "home/.lmstudio/models"
+    shutil.copytree(tiny_model, folder / "mlx-community/Tiny-4bit")
+    (folder / "bartowski/Tiny-GGUF").mkdir(parents=True)
+    (folder / "bartowski/Tiny-GGUF/Tiny-Q4_K_M.gguf").write_bytes(b"GGUF" * 10)
+    return folder
 
 
 @pytest.fixture(scope="module")

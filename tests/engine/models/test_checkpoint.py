@@ -90,18 +90,6 @@ def test_an_untied_head_is_expected_where_the_config_says_so(tmp_path: Path) -> 
     assert found.num_weights > read_checkpoint(write_model(tmp_path / "tied")).num_weights
 
 
-def test_a_pointer_of_git_lfs_is_named_with_the_command_that_fetches_it(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "my model")
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 558848\n"
-    (folder / "model.safetensors").write_text(pointer)
-    with pytest.raises(CheckpointError) as caught:
-        read_checkpoint(folder)
-    assert str(caught.value) == (
-        f"{folder / 'model.safetensors'}: this is a pointer of Git LFS, and not the file itself: "
-        f"fetch it with `git -C '{folder}' lfs pull`"
-    )
-
-
 def test_a_superfluous_head_is_tolerated_where_embeddings_are_tied(tmp_path: Path) -> None:
     write_model(tmp_path, ModelSpec(tie_word_embeddings=False))
     config(tie_word_embeddings=True)(tmp_path)

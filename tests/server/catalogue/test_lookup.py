@@ -1,4 +1,5 @@
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from huggingface_hub import constants
 
 from server.catalogue.lookup import InFolder, OnHub, aliases, look_up
 from server.catalogue.names import ModelNotFoundError, is_hub_id
+from server.shipped import DEMO_MODEL, shipped
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -45,6 +47,77 @@ def test_a_model_here_is_found_by_the_last_part_of_its_name(disk: Path) -> None:
 def test_a_model_that_cannot_be_served_does_not_hide_the_hubs(disk: Path) -> None:
     (disk / "someone/Own-4bit/model.safetensors").unlink()
     assert look_up("someone/Own-4bit", [disk]) == OnHub("someone/Own-4bit", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("QWEN3:4B", OnHub("mlx-community/Qwen3-4B-4bit", None)),
+        ("MLX/tiny-4BIT", OnHub("mlx/Tiny-4bit", None)),
+        ("TINY-4bit", OnHub("mlx/Tiny-4bit", None)),
+        ("tiny-4bit@main", OnHub("mlx/Tiny-4bit", "main")),
+        ("Mlx/Tiny-4bit@v1", OnHub("mlx/Tiny-4bit", "v1")),
+        ("Org/Unknown", OnHub("Org/Unknown", None)),
+        ("Demo", InFolder("quire-demo", shipped(DEMO_MODEL).resolve())),
+        ("Someone/OWN-4bit", InFolder("someone/Own-4bit", Path("shelf/someone/Own-4bit"))),
+        ("someone/own-4bit@main", OnHub("someone/own-4bit", "main")),
+        ("mlx/small-4bit", OnHub("mlx/small-4bit", None)),
+        ("mlx/Small-4bit", OnHub("mlx/Small-4bit", None)),
+    ],
+)
+def test_case_matters_only_between_two_that_differ_in_nothing_else(
+    name: str, place: InFolder | OnHub, disk: Path
+) -> None:
+    for spelling in ("small", "Small"):
+        shutil.copytree(
+            disk.parent / f"cache/models--mlx--Tiny-4bit/snapshots/{COMMIT}",
+            disk.parent / f"cache/models--mlx--{spelling}-4bit/snapshots/{COMMIT}",
+        )
+    assert look_up(name, [Path("shelf")]) == (
+        replace(place, folder=place.folder.absolute()) if isinstance(place, InFolder) else place
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("tiny-4bt", "mlx/Tiny-4bit"),
+        ("Own4bit", "someone/Own-4bit"),
+        ("qwen3:4", "qwen3:4b"),
+        ("qwen38:27b", "qwen3.8:27b"),
+        ("qwen3-30b-a3b", "mlx-community/Qwen3-30B-A3B-4bit"),
+        ("twice4bit", "mlx/Twice-4bit"),
+        ("zzz", None),
+        ("x" * 250, None),
+    ],
+)
+def test_an_unknown_name_is_told_the_nearest(name: str, near: str | None, disk: Path) -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        look_up(name, [disk])
+    assert str(caught.value).endswith(f"; did you mean {near}?") is (near is not None)
+
+
+def test_lm_studios_copy_is_taken_where_none_better_is_here(
+    disk: Path, lm_studio: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "mlx-community/Tiny-4bit"
+    own = InFolder(name, lm_studio / name)
+    for written in (name, name.upper(), "Tiny-4bit"):
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(disk / "no cache"))
+        assert look_up(written) == own
+    cached = disk / "no cache/models--mlx-community--Tiny-4bit/snapshots" / COMMIT
+    cached.mkdir(parents=True)
+    assert look_up(name) == own, "what is in the hub's cache is not complete"
+    shutil.copytree(lm_studio / name, cached, dirs_exist_ok=True)
+    assert look_up(name) == OnHub(name, None)
+    assert look_up(f"{name}@main") == OnHub(name, "main")
+    (cached / "model.safetensors").unlink()
+    (lm_studio / name / "model.safetensors").unlink()
+    assert look_up(name) == OnHub(name, None), "where it can be completed"
+    assert look_up("bartowski/tiny-gguf") == OnHub("bartowski/tiny-gguf", None)
+    assert look_up("tiny-gguf") == InFolder(
+        "bartowski/Tiny-GGUF", lm_studio / "bartowski/Tiny-GGUF"
+    )
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,26 @@ def cut_off(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1000])
 
 
-def point_to_the_file(folder: Path) -> None:
-    """As `git clone` leaves it without Git LFS."""
-    text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 558848\n"
-    (folder / "model.safetensors").write_text(text)
+def pointer(file: str) -> Edit:
+    """As `git clone` leaves a file without Git LFS."""
+
+    def edit(folder: Path) -> None:
+        text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 558848\n"
+        (folder / file).write_text(text)
+
+    return edit
+
+
+def leave_adapters(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+    (folder / "adapter_config.json").write_text('{"model": "mlx/Base"}')
+    (folder / "adapters.safetensors").touch()
+
+
+def add_adapters(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
 
 
 @pytest.mark.parametrize(
@@ -77,7 +93,16 @@ def point_to_the_file(folder: Path) -> None:
     [
         (name_two_shards, "model-00002-of-00002.safetensors", "does not exist"),
         (cut_off, "model.safetensors", "it was cut off"),
-        (point_to_the_file, "model.safetensors", r"a pointer of Git LFS.*`git -C \S+ lfs pull`"),
+        *(
+            (pointer(file), file, r"a pointer of Git LFS.*`git -C \S+ lfs pull`")
+            for file in ("model.safetensors", "config.json", "tokenizer.json", "special.jinja")
+        ),
+        (
+            leave_adapters,
+            "",
+            "these are adapters for mlx/Base, and quire serves whole models: fuse",
+        ),
+        (add_adapters, "", "these are adapters for some model, .* PEFT's `merge_and_unload`"),
         (config(intermediate_size=96), "model.safetensors", "mlp.down_proj.weight|gate_proj"),
         (config(num_hidden_layers=3), "", "model.layers.2"),
         (config(num_hidden_layers=1), "model.safetensors", "model.layers.1"),

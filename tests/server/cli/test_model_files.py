@@ -122,6 +122,18 @@ def test_the_start_says_which_parts_of_a_model_are_not_served(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["mlx-community/tiny-4bit", "Tiny-4bit", "demo"])
+def test_the_start_says_that_a_model_is_lm_studios(
+    name: str, lm_studio: Path, own_log: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = read_settings(None, SMALL)
+    configure_log(settings.log)
+    files = read_model(name, settings)
+    line = f"{name} lies in LM Studio's folder: {lm_studio}/mlx-community/Tiny-4bit"
+    assert (line in capsys.readouterr().err) is ("iny" in name)
+    assert files.served.is_called(name)
+
+
 def settings_of(folder: Path) -> Path:
     """A file of settings with that folder."""
     file = folder.parent / "quire.toml"

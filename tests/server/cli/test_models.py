@@ -1,17 +1,20 @@
 """``quire pull``: what it says, and that it says it before the first byte of weights."""
 
+import io
 import json
+import logging
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import DeleteCacheStrategy, constants
+from huggingface_hub import DeleteCacheStrategy, constants, snapshot_download
 from typer.testing import CliRunner
 
+from kvcache.memory_budget import gib
 from server.catalogue import hub as hub_module
 from server.catalogue.hub import find_model
 from server.cli.commands import app
@@ -20,6 +23,8 @@ from tests.server.cli.test_log import NAMES
 from tests.server.commands import MODEL, SETTINGS, Run
 from tests.server.hub_server import Files, Hub
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 558848\n"
+POINTS = "this is a pointer of Git LFS, .*: remove the model from the hub's cache with `quire rm`"
 BIG = asdict(QWEN3_4B) | {"num_hidden_layers": 4000}
 
 
@@ -61,6 +66,69 @@ def test_a_model_that_cannot_be_served_is_refused_before_a_byte_of_its_weights(
     assert re.search(problem, result.stderr), result.output
     assert result.stderr.count("\n") == 1
     assert "model.safetensors" not in hub.sent_bytes
+
+
+def adapters(**config: str) -> Files:
+    return {"adapter_config.json": json.dumps(config).encode(), "adapters.safetensors": 5}
+
+
+def shards(*others: str) -> Files:
+    """An index that also names files that are not there."""
+    index = {"weight_map": {name: f"{name}.safetensors" for name in ("model", *others)}}
+    return {"model.safetensors.index.json": json.dumps(index).encode()}
+
+
+@pytest.mark.parametrize(
+    ("kept", "more", "problem"),
+    [
+        ("", {"Q4/a.GGUF": 5}, "this is GGUF, and quire reads safetensors"),
+        (
+            "",
+            adapters(peft_type="LORA", base_model_name_or_path="a/b"),
+            "for a/b, .* PEFT's `merge",
+        ),
+        (
+            "",
+            adapters(fine_tune_type="lora", model="a/b"),
+            "adapters for a/b, .*: fuse .*mlx_lm.fu",
+        ),
+        (
+            "config|tok",
+            adapters(model="a\nb"),
+            r"these are adapters for a\\nb, and quire serves who",
+        ),
+        ("", adapters(), "these are adapters for some model, "),
+        ("", {"model-1.bin": 5}, r"the repository has no model\*\.safetensors file"),
+        (".", shards("b"), "does not have, 1 of 2, such as b.safetensors"),
+        (".", shards("b", "c"), "does not have, 2 of 3, such as b.safetensors"),
+        (".", shards("a/b"), "does not have, 1 of 2, such as a/b.safetensors"),
+        (".", shards("a\nb"), r"does not have, 1 of 2, such as a\\nb.safetensors"),
+        (".", shards("x" * 999), "1 of 2, such as x{99}\N{HORIZONTAL ELLIPSIS}"),
+        (".", {"config.json": POINTER}, f"config.json: {POINTS}"),
+        (".", {"tokenizer.json": POINTER}, f"tokenizer.json: {POINTS}"),
+        (".", {"generation_config.json": POINTER}, f"generation_config.json: {POINTS}"),
+        (".", {"chat_template.jinja": POINTER}, f"chat_template.jinja: {POINTS}"),
+        (".", {"merges.txt": POINTER}, f"merges.txt: {POINTS}"),
+    ],
+)
+def test_what_nobody_could_read_is_named_before_a_byte_of_weights_and_by_quire_alone(
+    kept: str,
+    more: Files,
+    problem: str,
+    hub: Hub,
+    tiny_files: Files,
+    quire: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = logging.StreamHandler(io.StringIO())
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "handlers", [terminal])
+    whole = {path: text for path, text in tiny_files.items() if kept and re.match(kept, path)}
+    hub.push("someone/model", whole | more)
+    result = quire("pull", "someone/model")
+    assert (result.exit_code, result.stderr.count("\n")) == (MODEL, 1)
+    assert re.search(problem, result.stderr), result.output
+    assert not any(path.endswith("safetensors") for path in hub.sent_bytes)
+    assert terminal.stream.getvalue() == ""
 
 
 def test_a_gated_model_is_refused_before_a_byte_of_its_weights(
@@ -300,15 +368,90 @@ def test_all_models_of_this_disk_are_listed_with_what_this_machine_does_with_the
     result = quire("models", "--config", settings)
     assert result.exit_code == 0
     assert result.stderr == "quire: models.folders: /no/such/shelf: there is no such folder\n"
-    head, *rows, _, reason = result.stdout.splitlines()
-    assert head.split() == ["name", "family", "size", "packed", "context", "served", "here"]
-    assert [row.split()[0] for row in rows] == ["packed", "someone/half", "someone/own", "vectors"]
-    packed, half, own, vectors = rows
+    head, *rows, more = result.stdout.splitlines()
+    assert re.split("  +", head)[-3:] == ["context", "lies in", "served here"]
+    assert [row.split()[0] for row in rows] == ["packed", "someone/own", "vectors"]
+    packed, own, vectors = rows
     assert "4-bit" in packed
-    assert half.endswith("no: see below")
-    assert own.endswith("yes")
+    assert own.endswith("a folder          yes")
     assert vectors.endswith("embeddings")
+    assert more == "Without weights on this disk: 1 more, `quire models --all`"
+    head, *rows, _, reason = quire("list", "--all", "--config", settings).stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["packed", "someone/half", "someone/own", "vectors"]
+    assert rows[1].endswith("hub's cache  no: see below")
     assert reason.startswith("someone/half: 1 file of weights is not here yet: `quire pull someone")
+
+
+@pytest.mark.parametrize("arrived", [1, 7, 1000, 5000, 10_000])
+def test_a_download_that_was_interrupted_is_listed_with_what_is_here(
+    arrived: int, hub: Hub, tiny_files: Files, quire: Run
+) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": "b.safetensors"}}
+    more: Files = {"model.safetensors.index.json": json.dumps(index).encode()}
+    hub.push("someone/half", tiny_files | more | {"b.safetensors": b"12345"})
+    found = find_model("someone/half")
+    b, model = found.missing
+    replace(found, missing=(b,)).fetch_weights()
+    assert "5 bytes of" in quire("models").stdout
+    model.part.write_bytes(b"." * arrived)
+    (listed,) = json.loads(quire("models", "--json").stdout)["models"]
+    assert listed["size_bytes"] == arrived + 5
+    whole = model.size_bytes + 5
+    assert (
+        listed["reason"]
+        == f"{gib(arrived + 5)} of {gib(whole)} are here: `quire pull someone/half` goes on"
+    )
+
+
+def test_models_that_cannot_be_served_for_one_reason_share_it(
+    hub: Hub, tmp_path: Path, quire: Run
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / "shelf" / name).mkdir(parents=True)
+        (tmp_path / "shelf" / name / "x.gguf").touch()
+    listed = quire("models", "--config", shelf_of(tmp_path / "shelf")).stdout.splitlines()
+    assert [line.split()[0] for line in listed[1:4]] == ["a", "b", "c"]
+    assert listed[4:5] == [""]
+    assert listed[5].startswith("a, b, c: this is GGUF, and quire reads safetensors")
+    assert len(listed) == 6
+
+
+def shelf_of(shelf: Path) -> Path:
+    file = shelf.parent / "quire.toml"
+    file.write_text(f"[models]\nfolders = ['{shelf}']\n")
+    return file
+
+
+def tree(folder: Path) -> dict[Path, int]:
+    """All files and folders with their times of change."""
+    return {path: path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
+
+
+def test_lm_studios_models_are_used_and_left_as_they_are(
+    hub: Hub, lm_studio: Path, tiny_files: Files, quire: Run
+) -> None:
+    before = tree(lm_studio)
+    _, gguf, tiny, _, reason = quire("models").stdout.splitlines()
+    assert re.split("  +", gguf)[1:] == ["-", "40 bytes", "gguf", "-", "LM Studio", "no: see below"]
+    assert re.split("  +", tiny)[-2:] == ["LM Studio", "yes"]
+    assert reason.startswith("bartowski/Tiny-GGUF: this is GGUF, and quire reads safetensors")
+    for name in ("mlx-community/Tiny-4bit", "tiny-4bit", "bartowski/tiny-gguf", "Tiny-GGUF"):
+        shown = quire("show", name).stdout
+        assert "  lies in      LM Studio\n" in shown
+        assert f"  folder       {lm_studio}/" in shown
+        result = quire("rm", name, "--yes")
+        assert result.exit_code == MODEL
+        assert "nothing outside of the hub's cache: remove it in LM Studio" in result.stderr
+    assert "Tiny-GGUF: this is GGUF, and quire reads safe" in quire("plan", "Tiny-GGUF").stderr
+    result = quire("pull", "tiny-4bit")
+    assert f"this is {lm_studio}/mlx-community/Tiny-4bit, on this disk: nothing" in result.stderr
+    hub.push("mlx-community/Tiny-4bit", tiny_files)
+    cached = Path(constants.HF_HUB_CACHE) / "models--mlx-community--Tiny-4bit"
+    snapshot_download("mlx-community/Tiny-4bit", endpoint=hub.url, cache_dir=constants.HF_HUB_CACHE)
+    (next(cached.glob("snapshots/*/model.safetensors"))).unlink()
+    assert "remove" in quire("rm", "mlx-community/tiny-4bit", "--yes").stdout.lower()
+    assert not cached.exists(), "what is the hub's can go, though another copy is served"
+    assert tree(lm_studio) == before
 
 
 def test_models_are_told_programs_as_json(
@@ -317,7 +460,10 @@ def test_models_are_told_programs_as_json(
     hub.push("someone/half", tiny_files)
     find_model("someone/half")
     found = json.loads(quire("models", "--json", "--config", settings).stdout)["models"]
+    assert [model["name"] for model in found] == ["packed", "someone/own", "vectors"]
+    found = json.loads(quire("models", "--all", "--json", "--config", settings).stdout)["models"]
     packed, half, own, _ = found
+    assert (half["lies_in"], own["lies_in"]) == ("hub's cache", "a folder")
     assert (own["name"], own["served"], own["reason"]) == ("someone/own", True, None)
     assert own["context"] > 0
     assert own["kv_bytes_per_token"] > 0
@@ -396,6 +542,7 @@ def test_a_folder_is_shown_with_its_reason(tiny_model: Path, tmp_path: Path, qui
     text = quire("show", folder).stdout
     assert "  served here  config.json: model_type is 'gpt9'" in text
     assert "- (the folder is not the hub's)" in text
+    assert "  lies in      a folder\n" in text
 
 
 @pytest.mark.parametrize("name", ["someone/else", "someone/model@other"])

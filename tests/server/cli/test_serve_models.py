@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -28,6 +29,7 @@ from server.cli.models import Machine
 from server.cli.settings import read_settings
 from server.config import Config, Tables
 from server.http.listener import reserve
+from server.protocol.wire_errors import ApiError
 from server.supervisor.app import create_front
 from server.supervisor.front import Front
 from server.supervisor.models import MemoryNeeds
@@ -204,14 +206,44 @@ def test_a_folder_that_is_named_is_meant_where_another_model_is_called_so(
         (("first", "nobody"), "nobody: there is no such folder, and it is not a hub id"),
         (("first", "qwen3:4b"), "qwen3:4b: it is not on this disk"),
         (("first", "broken"), "broken: "),
+        (("first", "Broken"), "Broken: "),
+        (("first", "Org/Spoilt"), "Org/Spoilt: config.json: the file is not readable JSON"),
     ],
 )
 def test_a_name_that_cannot_be_served_is_refused(
     three: Path, names: tuple[str, ...], sentence: str
 ) -> None:
+    shutil.copytree(three / "broken", three / "org/spoilt")
     with pytest.raises(ModelError) as error:
         serve_models.Disk([three], names).checked()
     assert str(error.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("name", "pinned"),
+    [
+        ("First", "FIRST"),
+        ("ORG/third", "org/Third"),
+        ("Third", "Org/Third"),
+        ("mlx-community/TINY-4bit", "MLX-community/tiny-4bit"),
+        ("tiny-4BIT", "mlx-community/TINY-4bit"),
+    ],
+)
+async def test_a_models_name_may_be_in_any_case(
+    name: str, pinned: str, three: Path, lm_studio: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(serve_models, "log", SimpleNamespace(info=lines.append))
+    settings = read_settings(None, settings_with(three, pinned=pinned))
+    front = serve_models.make_front(settings, ["second", name], Start((), Path(), 1.0))
+    (model,) = [model for model in front.models.models.values() if model.pinned]
+    assert model.name.lower() == pinned.lower()
+    for asked in (name, name.upper(), f"{name}:latest"):
+        assert await front.model_of(asked) is model
+    with pytest.raises(ApiError, match=f"did you mean '{model.name}'?"):
+        await front.model_of(f"{model.name.rpartition('/')[2]}s")
+    line = "1 of the models lie in LM Studio's folder: quire only reads them"
+    assert lines == [line] * model.name.startswith("mlx")
 
 
 def test_a_disk_without_models_says_what_to_do(quire: Run, three: Path, tmp_path: Path) -> None:

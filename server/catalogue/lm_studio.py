@@ -1,0 +1,46 @@
+"""Finds the models that LM Studio has on this disk. quire only reads them.
+
+LM Studio keeps models as ``publisher/name`` in the folder ``models`` of its home folder. That is
+~/.lmstudio, or of older versions ~/.cache/lm-studio; a file in the user's home folder may name
+another (lmstudio-ai/lmstudio.js, findLMStudioHome). In LM Studio's settings.json the field
+``downloadsFolder`` names the folder of models that the user has chosen."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from engine.models.safetensors_headers import CheckpointError, read_json
+
+
+def lm_studio_folders() -> tuple[Path, ...]:
+    """Return the existing folders of LM Studio's models, chosen ones first."""
+    folders = [folder for home in _homes() for folder in (*_chosen_folder(home), home / "models")]
+    return tuple(dict.fromkeys(folder.resolve() for folder in folders if os.path.isdir(folder)))
+
+
+def is_lm_studios(folder: Path) -> bool:
+    """Return whether a folder lies in a folder of LM Studio's models."""
+    return any(folder.is_relative_to(models) for models in lm_studio_folders())
+
+
+def _homes() -> Iterator[Path]:
+    """Yield LM Studio's possible home folders: the variable's, or none if the variable is empty."""
+    if (chosen := os.environ.get("LMSTUDIO_HOME")) is not None:
+        if chosen:
+            yield Path(chosen).absolute()
+        return
+    with suppress(RuntimeError):  # the user has no home folder
+        home = Path.home()
+        with suppress(OSError, ValueError):
+            if pointer := (home / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip():
+                yield home / pointer
+        yield from (home / ".lmstudio", home / ".cache/lm-studio")
+
+
+def _chosen_folder(home: Path) -> Iterator[Path]:
+    """Yield the folder of models that LM Studio's settings name, if they name one."""
+    with suppress(CheckpointError, RuntimeError):  # RuntimeError: for the home of an unknown user
+        folder = read_json(home / "settings.json").get("downloadsFolder")
+        if isinstance(folder, str) and folder:
+            yield home / Path(folder).expanduser()
