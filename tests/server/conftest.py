@@ -188,15 +188,15 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def lm_studio(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """LM Studio's folder of models in a home folder of the test's: one that MLX has packed or could
-    have, and one of GGUF."""
+    """LM Studio's folder in a home folder of the test's, with a model and two of GGUF."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("LMSTUDIO_HOME")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "home/.lmstudio/models"
     shutil.copytree(tiny_model, folder / "mlx-community/Tiny-4bit")
-    (folder / "bartowski/Tiny-GGUF").mkdir(parents=True)
-    (folder / "bartowski/Tiny-GGUF/Tiny-Q4_K_M.gguf").write_bytes(b"GGUF" * 10)
+    for name in ("bartowski/Tiny-GGUF", "zed/Z-GGUF"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "Q4_K_M.gguf").write_bytes(b"GGUF" * 10)
     return folder
 
 

@@ -294,6 +294,28 @@ def test_a_repository_that_is_not_there_is_named_and_may_be_private(
     assert re.search("does not have it, or it is private: .*HF_TOKEN", str(caught.value))
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("someone/nothing", ""),
+        ("mlx-comunity/Qwen3-4B-4bit", "mlx-community/Qwen3-4B-4bit"),
+        ("mlx-community/Qwen38-27B-4bit", "mlx-community/Qwen3.8-27B-4bit"),
+        ("mlx-community/qwen3-4b", "mlx-community/Qwen3-4B-4bit"),
+        ("quen/qwen3-embedding-0.6b", "Qwen/Qwen3-Embedding-0.6B"),
+        ("someone/model", "someone/models"),
+    ],
+)
+def test_a_repository_that_is_not_there_may_be_private_or_misspelt(
+    name: str, near: str, hub: Hub
+) -> None:
+    hub.push("someone/models", {"config.json": b"{}", "model.safetensors": b""})
+    find_model("someone/models")
+    with pytest.raises(ModelNotFoundError) as caught:
+        find_model(name)
+    assert re.search("does not have it, or it is private: .*HF_TOKEN", str(caught.value))
+    assert str(caught.value).endswith(f"; did you mean {near}?" if near else "`hf auth login`")
+
+
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 

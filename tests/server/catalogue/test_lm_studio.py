@@ -83,7 +83,8 @@ def test_of_its_models_each_is_listed_once_and_gguf_with_its_reason(lm_studio: P
     (lm_studio / "stray.gguf").write_bytes(b"GGUF")
     (lm_studio.parents[1] / ".cache").mkdir()
     (lm_studio.parents[1] / ".cache/lm-studio").symlink_to(lm_studio.parent)
-    gguf, tiny = local_models([])
+    gguf, tiny, other = local_models([])
+    assert other.problem == gguf.problem
     assert (gguf.name, gguf.size_bytes, gguf.quantization) == ("bartowski/Tiny-GGUF", 40, "gguf")
     assert "this is GGUF, and quire reads safetensors" in str(gguf.problem)
     assert (tiny.name, tiny.problem, tiny.revision) == ("mlx-community/Tiny-4bit", None, None)

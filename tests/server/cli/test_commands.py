@@ -83,11 +83,6 @@ def leave_adapters(folder: Path) -> None:
     (folder / "adapters.safetensors").touch()
 
 
-def add_adapters(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-
-
 @pytest.mark.parametrize(
     ("edit", "file", "problem"),
     [
@@ -102,7 +97,6 @@ def add_adapters(folder: Path) -> None:
             "",
             "these are adapters for mlx/Base, and quire serves whole models: fuse",
         ),
-        (add_adapters, "", "these are adapters for some model, .* PEFT's `merge_and_unload`"),
         (config(intermediate_size=96), "model.safetensors", "mlp.down_proj.weight|gate_proj"),
         (config(num_hidden_layers=3), "", "model.layers.2"),
         (config(num_hidden_layers=1), "model.safetensors", "model.layers.1"),

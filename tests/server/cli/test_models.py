@@ -403,25 +403,6 @@ def test_a_download_that_was_interrupted_is_listed_with_what_is_here(
     )
 
 
-def test_models_that_cannot_be_served_for_one_reason_share_it(
-    hub: Hub, tmp_path: Path, quire: Run
-) -> None:
-    for name in ("a", "b", "c"):
-        (tmp_path / "shelf" / name).mkdir(parents=True)
-        (tmp_path / "shelf" / name / "x.gguf").touch()
-    listed = quire("models", "--config", shelf_of(tmp_path / "shelf")).stdout.splitlines()
-    assert [line.split()[0] for line in listed[1:4]] == ["a", "b", "c"]
-    assert listed[4:5] == [""]
-    assert listed[5].startswith("a, b, c: this is GGUF, and quire reads safetensors")
-    assert len(listed) == 6
-
-
-def shelf_of(shelf: Path) -> Path:
-    file = shelf.parent / "quire.toml"
-    file.write_text(f"[models]\nfolders = ['{shelf}']\n")
-    return file
-
-
 def tree(folder: Path) -> dict[Path, int]:
     """All files and folders with their times of change."""
     return {path: path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
@@ -431,10 +412,10 @@ def test_lm_studios_models_are_used_and_left_as_they_are(
     hub: Hub, lm_studio: Path, tiny_files: Files, quire: Run
 ) -> None:
     before = tree(lm_studio)
-    _, gguf, tiny, _, reason = quire("models").stdout.splitlines()
+    _, gguf, tiny, _, _, reason = quire("models").stdout.splitlines()
     assert re.split("  +", gguf)[1:] == ["-", "40 bytes", "gguf", "-", "LM Studio", "no: see below"]
     assert re.split("  +", tiny)[-2:] == ["LM Studio", "yes"]
-    assert reason.startswith("bartowski/Tiny-GGUF: this is GGUF, and quire reads safetensors")
+    assert reason.startswith("bartowski/Tiny-GGUF, zed/Z-GGUF: this is GGUF, and quire reads safe")
     for name in ("mlx-community/Tiny-4bit", "tiny-4bit", "bartowski/tiny-gguf", "Tiny-GGUF"):
         shown = quire("show", name).stdout
         assert "  lies in      LM Studio\n" in shown
