@@ -267,9 +267,10 @@ def _doubts(server: RunningServer) -> list[str]:
     doubts = []
     left = server.context - server.answer_tokens - CLAUDE_RESERVE_TOKENS
     if left < CLAUDE_PROMPT_TOKENS:
+        compacts = f"it compacts beyond {left}" if left > 0 else "it would compact at once"
         doubts.append(
             f"a context of {server.context} tokens is little for Claude Code: its own prompt takes "
-            f"about {CLAUDE_PROMPT_TOKENS}, and it compacts beyond {max(0, left)}; 48000 are enough"
+            f"about {CLAUDE_PROMPT_TOKENS}, and {compacts}; 48000 are enough"
         )
     if server.model.lower().startswith("claude"):
         doubts.append(

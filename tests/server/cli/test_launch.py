@@ -181,8 +181,12 @@ def test_too_little_context_for_claude_code_is_said() -> None:
     (warning,) = claude(server(32768), {}).warnings
     assert "a context of 32768 tokens is little" in warning
     assert "compacts beyond 11576" in warning
-    (of_none,) = claude(server(4096), {}).warnings
-    assert "compacts beyond 0;" in of_none
+
+
+@pytest.mark.parametrize("context", [512, 2048, 4096, 8192, 16384, 17333])
+def test_a_context_that_claude_code_has_filled_before_its_first_turn_is_said(context: int) -> None:
+    (warning,) = claude(server(context), {}).warnings
+    assert "and it would compact at once;" in warning
 
 
 def test_a_warning_is_said_before_the_tool_is_started(
