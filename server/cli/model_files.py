@@ -40,9 +40,10 @@ from server.text.tokenizer import Tokenizer, TokenizerError
 
 
 def model_facts(
-    checkpoint: Checkpoint, *, weights_bytes: int = 0, on_gpu: bool = False
+    checkpoint: Checkpoint, *, weights_bytes: int = 0, fixed_bytes: int = 0, on_gpu: bool = False
 ) -> ModelFacts:
-    """Read a model's facts. weights_bytes: size of loaded weights. on_gpu: whether on the GPU."""
+    """Read a model's facts. weights_bytes: size of loaded weights. fixed_bytes: planned memory of
+    all but K and V. on_gpu: whether on the GPU."""
     config = ModelConfig(checkpoint.path)
     packing = config.quantization("")
     if packing is None:
@@ -58,6 +59,7 @@ def model_facts(
         digest=digest_of(files),
         modified_at=datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC),
         weights_bytes=weights_bytes,
+        fixed_bytes=fixed_bytes,
         on_gpu=on_gpu,
     )
 
@@ -155,9 +157,11 @@ def read_model(
         log.info(left_out)
     for line in engine_plan.warnings:
         log.warning(line)
+    memory = engine_plan.memory
     facts = model_facts(
         engine_plan.checkpoint,
-        weights_bytes=engine_plan.memory.demand.weights_bytes,
+        weights_bytes=memory.demand.weights_bytes,
+        fixed_bytes=memory.demand.fixed_bytes + memory.state_bytes,
         on_gpu=engine_plan.on_gpu,
     )
     return ModelFiles(engine_plan, tokenizer, replace(served, facts=facts))

@@ -15,7 +15,8 @@ from server.config import WILDCARDS, Config, StartError
 ASK_TIMEOUT_S = 5.0
 # Long, as a model may finish running answers before it is unloaded.
 STOP_TIMEOUT_S = 60.0
-HEAD = ("MODEL", "MEMORY", "CONTEXT", "STAYS")
+HEAD = ("MODEL", "MEMORY", "AT MOST", "CONTEXT", "STAYS")
+UNKNOWN = "-"
 
 
 class NotRunningError(StartError):
@@ -29,7 +30,14 @@ def loaded_models(settings: Config) -> str:
     with _asking(settings) as client:
         models = _answer(client.get("/api/ps"))["models"]
     rows = [
-        (one["name"], gib(one["size"]), str(one["context_length"]), _stays(one["expires_at"]))
+        (
+            one["name"],
+            gib(one["size"]),
+            # Ollama, which this may be, gives no limit.
+            gib(one["size_max"]) if "size_max" in one else UNKNOWN,
+            str(one["context_length"]),
+            _stays(one["expires_at"]),
+        )
         for one in models
     ]
     return "\n".join(table(HEAD, rows)) if rows else "no model is loaded"

@@ -21,6 +21,7 @@ QUIET_ROUTES = frozenset(
     {
         "/health",
         "/api/hello",
+        "/api/ps",
         "/ready",
         "/metrics",
         "/memory",

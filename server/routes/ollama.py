@@ -40,6 +40,8 @@ from server.routes.embeddings import vectors_of
 from server.routes.openapi import LINES, takes
 from server.routes.service import Service
 
+PS = "/api/ps"
+
 
 def add_routes(router: APIRouter, service: Service) -> None:
     async def infos() -> list[ModelInfo]:
@@ -50,7 +52,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
         service.model.check(wire.name)
         return info_of(service)
 
-    add_list_routes(router, infos, infos, info_for)
+    add_list_routes(router, infos, lambda _: infos(), info_for)
     _add_answers(router, service)
     _add_vectors(router, service)
 
@@ -67,7 +69,9 @@ def info_of(service: Service) -> ModelInfo:
             thinks=template.knows_thoughts,
         ),
         loaded=Loaded(
-            facts.weights_bytes + (0 if kv is None else kv.committed_bytes), on_gpu=facts.on_gpu
+            facts.weights_bytes + (0 if kv is None else kv.committed_bytes),
+            facts.fixed_bytes + (0 if kv is None else kv.capacity_bytes),
+            on_gpu=facts.on_gpu,
         ),
         template=template.text,
     )
@@ -76,7 +80,7 @@ def info_of(service: Service) -> ModelInfo:
 def add_list_routes(
     router: APIRouter,
     all_infos: Callable[[], Awaitable[list[ModelInfo]]],
-    loaded_infos: Callable[[], Awaitable[list[ModelInfo]]],
+    loaded_infos: Callable[[Request], Awaitable[list[ModelInfo]]],
     info_for: Callable[[Request], Awaitable[ModelInfo]],
 ) -> None:
     """Add /api/version, tags, ps and show. ``info_for`` finds the model that a request names."""
@@ -87,12 +91,12 @@ def add_list_routes(
     async def tags() -> dict[str, Any]:
         return tags_answer(await all_infos())
 
-    async def ps() -> dict[str, Any]:
-        return ps_answer(await loaded_infos())
+    async def ps(request: Request) -> dict[str, Any]:
+        return ps_answer(await loaded_infos(request))
 
-    for path, answer in (("version", version), ("tags", tags), ("ps", ps)):
-        router.add_api_route(f"/api/{path}", answer)
-        router.add_api_route(f"/api/{path}", answer, methods=["HEAD"], include_in_schema=False)
+    for path, answer in (("/api/version", version), ("/api/tags", tags), (PS, ps)):
+        router.add_api_route(path, answer)
+        router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
 
     @router.post("/api/show", openapi_extra=takes(ShowRequest))
     async def show(request: Request) -> dict[str, Any]:

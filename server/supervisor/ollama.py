@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from fastapi import APIRouter
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -17,12 +20,12 @@ from server.protocol.ollama.request import (
 )
 from server.protocol.wire_errors import UnknownModelError
 from server.routes.answering import LineFraming
-from server.routes.ollama import add_list_routes
+from server.routes.ollama import PS, add_list_routes
 from server.routes.reading import parse_body, read_json
-from server.supervisor.forward import StreamStart, not_loaded
+from server.supervisor.forward import StreamStart, not_loaded, sent_headers
 from server.supervisor.front import Front
 from server.supervisor.models import Abilities, ManagedModel
-from server.supervisor.process import LoadError
+from server.supervisor.process import Headers, LoadError, ModelProcess, NoAnswerError
 
 Parse = Callable[[bytes], OllamaChatRequest | OllamaGenerateRequest]
 BODIES: dict[str, tuple[Kind, Parse]] = {
@@ -39,8 +42,15 @@ def add_info_routes(router: APIRouter, front: Front) -> None:
     async def fitting() -> list[ModelInfo]:
         return [info_of(front, model) async for model in front.fitting()]
 
-    async def loaded() -> list[ModelInfo]:
-        return [info_of(front, model) for model in front.models.loaded]
+    async def loaded(request: Request) -> list[ModelInfo]:
+        headers = sent_headers(request)
+        running = [(model, model.process) for model in front.models.loaded if model.process]
+        sizes = await asyncio.gather(*(taken_bytes(process, headers) for _, process in running))
+        return [
+            replace(info_of(front, model), loaded=state_of(front, model, size_bytes))
+            for (model, _), size_bytes in zip(running, sizes, strict=True)
+            if model.loaded
+        ]
 
     async def info_for(request: Request) -> ModelInfo:
         limits = front.config.limits
@@ -62,19 +72,33 @@ def add_info_routes(router: APIRouter, front: Front) -> None:
 
 def info_of(front: Front, model: ManagedModel, abilities: Abilities = NO_ABILITIES) -> ModelInfo:
     assert model.needs is not None
-    loaded = None
-    if model.loaded:
-        wait_s = front.models.kept_for_s(model)
-        until = None if wait_s is None else datetime.now(UTC) + timedelta(seconds=wait_s)
-        loaded = Loaded(model.held_bytes, on_gpu=model.needs.on_gpu, expires_at=until)
     return ModelInfo(
         model.name,
         model.source.facts(),
         model.needs.max_model_len,
         abilities.capabilities,
-        loaded=loaded,
         template=abilities.template,
     )
+
+
+def state_of(front: Front, model: ManagedModel, size_bytes: int | None) -> Loaded:
+    """Return a loaded model's state. If its memory is unknown (None), assume all that it may take:
+    its process is busy or hangs, and Ollama's clients expect a number."""
+    assert model.needs is not None
+    wait_s = front.models.kept_for_s(model)
+    until = None if wait_s is None else datetime.now(UTC) + timedelta(seconds=wait_s)
+    max_bytes = model.held_bytes
+    size_bytes = max_bytes if size_bytes is None else size_bytes
+    return Loaded(size_bytes, max_bytes, on_gpu=model.needs.on_gpu, expires_at=until)
+
+
+async def taken_bytes(process: ModelProcess, headers: Headers) -> int | None:
+    """Ask a model's process for the memory that it takes now. Return None without an answer."""
+    with suppress(NoAnswerError):
+        answer = await process.get(PS.encode(), headers)
+        if answer.status == 200:
+            return int(from_json(answer.content)["models"][0]["size"])
+    return None
 
 
 async def unload(

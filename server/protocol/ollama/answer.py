@@ -49,6 +49,8 @@ class ModelFacts:
     modified_at: datetime = EPOCH
     weights_bytes: int = 0
     """Size of the weights in memory."""
+    fixed_bytes: int = 0
+    """The planned memory of everything but K and V: weights, activations, states, caches."""
     on_gpu: bool = False
 
 
@@ -61,6 +63,8 @@ class Loaded:
 
     size_bytes: int
     """The memory of the weights and of the current KV cache."""
+    max_bytes: int
+    """The model's part of the memory budget: all that the model may take."""
     on_gpu: bool = False
     expires_at: datetime | None = None
     """The time at which the model will be unloaded if no request comes, or None for never."""
@@ -104,6 +108,7 @@ def ps_answer(models: Sequence[ModelInfo]) -> Json:
             | {
                 "size": loaded.size_bytes,
                 "size_vram": loaded.size_bytes if loaded.on_gpu else 0,
+                "size_max": loaded.max_bytes,
                 "expires_at": _time(loaded.expires_at or NEVER),
                 "context_length": model.context_length,
             }

@@ -327,12 +327,12 @@ def test_facts_are_those_of_the_files(tmp_path: Path) -> None:
     for file in folder.iterdir():
         os.utime(file, (1_700_000_000, 1_700_000_000))
     checkpoint = read_checkpoint(folder)
-    facts = model_facts(checkpoint, weights_bytes=5, on_gpu=True)
+    facts = model_facts(checkpoint, weights_bytes=5, fixed_bytes=6, on_gpu=True)
     assert (facts.family, facts.quantization) == ("qwen3", checkpoint.dtype)
     assert facts.parameters == checkpoint.num_weights
     assert facts.size_bytes == checkpoint.stored_bytes
     assert facts.modified_at.timestamp() == 1_700_000_000
-    assert (facts.weights_bytes, facts.on_gpu) == (5, True)
+    assert (facts.weights_bytes, facts.fixed_bytes, facts.on_gpu) == (5, 6, True)
     assert len(bytes.fromhex(facts.digest)) == 32
     assert model_facts(checkpoint).digest == facts.digest
     (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")

@@ -23,6 +23,7 @@ class Server(ThreadingHTTPServer):
         self.models: dict[str, float | None] = {"one": 600.0, "two": None, "three": -1.0}
         """How many seconds each stays; None for ever."""
         self.keeps: set[str] = set()
+        self.more: dict[str, Any] = {"size_max": 5 << 30}
         self.raw: bytes | None = None
         self.keys: list[str | None] = []
 
@@ -37,10 +38,8 @@ class Handler(BaseHTTPRequestHandler):
             else (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
             for name, seconds in self.server.models.items()
         }
-        models = [
-            {"name": name, "size": 3 << 30, "context_length": 4096, "expires_at": time}
-            for name, time in until.items()
-        ]
+        size = {"size": 3 << 30, "context_length": 4096} | self.server.more
+        models = [{"name": name, "expires_at": time} | size for name, time in until.items()]
         self._answer(200, {"models": models})
 
     def do_POST(self) -> None:
@@ -92,10 +91,13 @@ def test_models_that_are_loaded_are_told_with_how_long_they_stay(
     result = quire("ps", *port_of(server))
     assert result.exit_code == 0
     head, *lines = [line.split() for line in result.stdout.splitlines()]
-    assert head == ["MODEL", "MEMORY", "CONTEXT", "STAYS"]
-    assert lines[0] == ["one", "3.00", "GiB", "4096", "10", "min"]
+    assert head == ["MODEL", "MEMORY", "AT", "MOST", "CONTEXT", "STAYS"]
+    assert lines[0] == ["one", "3.00", "GiB", "5.00", "GiB", "4096", "10", "min"]
     assert lines[1][-2:] == ["for", "ever"]
     assert lines[2][-4:] == ["until", "its", "answers", "end"]
+    server.more = {}
+    lines = [line.split() for line in quire("ps", *port_of(server)).stdout.splitlines()]
+    assert lines[1] == ["one", "3.00", "GiB", "-", "4096", "10", "min"], "Ollama gives no limit"
     server.models.clear()
     assert quire("ps", *port_of(server)).stdout == "no model is loaded\n"
 

@@ -295,7 +295,7 @@ async def test_what_the_cache_had_is_in_the_line(http: httpx2.AsyncClient, engin
 # --- the line --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/api/ps"])
 async def test_machines_that_ask_all_the_time_are_quiet(
     path: str, http: httpx2.AsyncClient
 ) -> None:

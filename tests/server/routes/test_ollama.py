@@ -138,6 +138,7 @@ async def test_who_looks_for_a_model_finds_what_it_can_do(http: httpx2.AsyncClie
     assert "im_start" in shown["template"]
     (there,) = (await http.get("/api/ps")).json()["models"]
     assert there["context_length"] == MAX_LEN
+    assert 0 < there["size"] < there["size_max"]
     assert datetime.fromisoformat(there["expires_at"]).year == 2300
     for path in ("/api/version", "/api/tags", "/api/ps"):
         head = await http.head(path)

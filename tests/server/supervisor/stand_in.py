@@ -103,6 +103,11 @@ class StandIn:
         answers = [json.dumps(self.told(request, asked)).encode()]
         if path.startswith("/api/"):
             answers = [answers[0] + b"\n"]
+        if path == "/api/ps":
+            wanted = f"Bearer {self.does['key']}".encode() if "key" in self.does else None
+            allowed = wanted is None or (b"authorization", wanted) in request.headers
+            status = self.does.get("ps_status", 200) if allowed else 401
+            answers = [json.dumps({"models": [{"size": self.does.get("takes", 7)}]}).encode()]
         if path == "/metrics":
             kind, answers = "text/plain", [METRICS]
         if path.startswith("/v1/responses/") and not path.endswith(self.name):

@@ -1,6 +1,9 @@
 """Ollama's API over several models."""
 
+import os
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,9 +11,10 @@ import httpx2
 import pytest
 from pydantic_core import from_json
 
+from server.supervisor import process
 from server.supervisor.process import LoadError
 from tests.server.harness import eventually
-from tests.server.supervisor.conftest import Several, clock_of, served
+from tests.server.supervisor.conftest import NEEDS, Several, clock_of, served
 
 Make = Callable[..., Several]
 CHAT, GENERATE, PS = "/api/chat", "/api/generate", "/api/ps"
@@ -34,12 +38,49 @@ async def test_all_models_are_listed_and_those_that_are_loaded_too(several: Make
         ]
         await client.post(CHAT, json={"model": "a", "messages": TALK, "stream": False})
         first, second = sorted(await loaded(client), key=lambda its: str(its["name"]))
-        assert (first["name"], first["size"], first["context_length"]) == ("a", 150, 64)
+        assert (first["name"], first["size_max"], first["context_length"]) == ("a", 150, 64)
         left = datetime.fromisoformat(first["expires_at"]) - datetime.now(UTC)
         assert timedelta(minutes=59) < left < timedelta(minutes=61)
         assert second["expires_at"].startswith("2300"), "it is pinned"
         assert (await client.get("/api/version")).json()["version"]
         assert (await client.head("/api/tags")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("does", "size"),
+    [
+        ({"takes": 0}, 0),
+        ({"takes": 7}, 7),
+        ({"takes": 149}, 149),
+        ({"takes": 151}, 151),
+        ({"takes": 1 << 40}, 1 << 40),
+        ({"ps_status": 503}, 150),
+        ({"stops": "ready"}, 150),
+    ],
+)
+@pytest.mark.parametrize("on_gpu", [False, True])
+async def test_a_models_size_is_what_its_process_takes_now(
+    several: Make, does: dict[str, Any], size: int, on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "QUESTION_TIMEOUT_S", 0.5)
+    models = several(does={"a": does}, models={"pinned": ["a"]})
+    models.needs["a"] = replace(NEEDS, on_gpu=on_gpu)
+    async with served(models) as client:
+        await eventually(lambda: models.model("a").loaded)
+        (listed,) = await loaded(client)
+        sizes = listed["size"], listed["size_vram"], listed["size_max"]
+        assert sizes == (size, size if on_gpu else 0, 150)
+        if "stops" in does:
+            os.kill(models.pid("a"), signal.SIGKILL)
+
+
+async def test_the_memory_of_models_is_asked_for_with_the_clients_key(several: Make) -> None:
+    key = "a-key-of-sixteen-characters"
+    models = several(does={"a": {"key": key}}, settings={"access": {"api_keys": [key]}})
+    async with served(models) as client:
+        client.headers["authorization"] = f"Bearer {key}"
+        await client.post(CHAT, json={"model": "a", "messages": TALK, "stream": False})
+        assert [listed["size"] for listed in await loaded(client)] == [7]
 
 
 async def test_a_model_is_shown_without_being_loaded(several: Make) -> None:

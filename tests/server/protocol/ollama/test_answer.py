@@ -29,7 +29,7 @@ INFO = ModelInfo("org/name", FACTS, 32_768, ("completion",), template="{{ messag
 
 
 def test_all_models_are_listed_loaded_or_not() -> None:
-    there = replace(INFO, name="other", loaded=Loaded(5))
+    there = replace(INFO, name="other", loaded=Loaded(5, 6))
     first, second = tags_answer([INFO, there])["models"]
     assert first == {
         "name": "org/name",
@@ -51,12 +51,12 @@ def test_all_models_are_listed_loaded_or_not() -> None:
 
 def test_only_what_is_loaded_runs_and_says_until_when() -> None:
     until = datetime(2026, 11, 23, 15, 0, tzinfo=UTC)
-    on_gpu = replace(INFO, name="a", loaded=Loaded(7, on_gpu=True, expires_at=until))
-    stays = replace(INFO, name="b", loaded=Loaded(9))
+    on_gpu = replace(INFO, name="a", loaded=Loaded(7, 8, on_gpu=True, expires_at=until))
+    stays = replace(INFO, name="b", loaded=Loaded(9, 10))
     first, second = ps_answer([INFO, on_gpu, stays])["models"]
     assert (first["name"], first["size"], first["size_vram"]) == ("a", 7, 7)
     assert (first["expires_at"], first["context_length"]) == ("2026-11-23T15:00:00.000000Z", 32_768)
-    assert (second["size"], second["size_vram"]) == (9, 0)
+    assert (second["size"], second["size_vram"], second["size_max"]) == (9, 0, 10)
     assert second["expires_at"] > "2299"
 
 
