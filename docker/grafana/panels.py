@@ -12,8 +12,9 @@ Json = dict[str, Any]
 GRID_COLUMNS = 24
 SCHEMA_VERSION = 41
 DATASOURCE: Json = {"type": "prometheus", "uid": "quire-prometheus"}
-# Every expression selects by the variables below.
-CHOSEN = 'job=~"$job",instance=~"$instance"'
+# Every expression selects by the variables below. HERE is for series without the label model.
+HERE = 'job=~"$job",instance=~"$instance"'
+CHOSEN = f'{HERE},model=~"$model"'
 JOBS = 'up{job=~"quire-.+"}'
 GOOD, WARNING, CRITICAL = "green", "orange", "red"
 
@@ -172,6 +173,7 @@ def _field_config(panel: Panel, custom: Json) -> Json:
     steps += [{"color": color, "value": value} for value, color in panel.thresholds]
     defaults: Json = {
         "unit": panel.unit,
+        "noValue": "-",
         "thresholds": {"mode": "absolute", "steps": steps},
         "color": {"mode": "thresholds" if panel.kind == "stat" else "palette-classic"},
     }
@@ -192,10 +194,13 @@ def _field_config(panel: Panel, custom: Json) -> Json:
 
 
 def _variables() -> list[Json]:
-    """Return the variables job (natively on the host, or in a container) and instance."""
+    """Return the variables job (natively on the host, or in a container), instance and model. A
+    server of one model has no label model: the value All must match series without it."""
+    models = f"label_values(quire_model_loaded_ratio{{{HERE}}}, model)"
     return [
         _variable("job", "Where", f"label_values({JOBS}, job)"),
         _variable("instance", "Instance", 'label_values(up{job=~"$job"}, instance)'),
+        _variable("model", "Model", models) | {"allValue": ".*"},
     ]
 
 
@@ -243,11 +248,13 @@ def _other_boards() -> Json:
 # --- expressions that boards repeat, over the chosen instances ------------------------------------
 
 RATE = "[$__rate_interval]"
+# Drops NaN, the quotient of nothing by nothing: it would stand on a panel while nobody asks.
+IS_NUMBER = ">= 0"
 
 
-def value(metric: str, by: str = "") -> str:
-    """Sum a gauge over instances; by: a label that is kept."""
-    return f"sum{_by(by)} ({metric}{{{CHOSEN}}})"
+def value(metric: str, by: str = "", chosen: str = CHOSEN) -> str:
+    """Sum a gauge over instances and models; by: a label that is kept."""
+    return f"sum{_by(by)} ({metric}{{{chosen}}})"
 
 
 def rate(metric: str, by: str = "", where: str = "") -> str:
@@ -260,17 +267,22 @@ def increase(metric: str, by: str = "") -> str:
     return f"sum{_by(by)} (increase({metric}{{{CHOSEN}}}{RATE}))"
 
 
-def quantile(share: float, histogram: str) -> str:
-    return f"histogram_quantile({share:g}, {buckets(histogram)})"
+def quantile(share: float, histogram: str, by: str = "le") -> str:
+    return f"histogram_quantile({share:g}, {buckets(histogram, by)}) {IS_NUMBER}"
 
 
-def buckets(histogram: str) -> str:
+def buckets(histogram: str, by: str = "le") -> str:
     """Return observations per second, by bucket."""
-    return rate(f"{histogram}_bucket", "le")
+    return rate(f"{histogram}_bucket", by)
+
+
+def ratio(counter: str, other: str, by: str = "") -> str:
+    """Divide the gains of two counters."""
+    return f"{rate(counter, by)} / {rate(other, by)} {IS_NUMBER}"
 
 
 def mean(histogram: str) -> str:
-    return f"{rate(f'{histogram}_sum')} / {rate(f'{histogram}_count')}"
+    return ratio(f"{histogram}_sum", f"{histogram}_count")
 
 
 def percentiles(histogram: str) -> list[Query]:

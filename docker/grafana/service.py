@@ -3,6 +3,7 @@
 from panels import (
     CHOSEN,
     CRITICAL,
+    HERE,
     WARNING,
     Board,
     Panel,
@@ -14,6 +15,7 @@ from panels import (
     percentiles,
     quantile,
     rate,
+    ratio,
     value,
 )
 
@@ -26,9 +28,7 @@ STEP = "quire_step_seconds"
 SEQUENCES = "quire_step_sequences"
 ERRORS = f"max (quire:request_errors:ratio_rate5m{{{CHOSEN}}})"
 BROKEN = f"max (quire:broken_answers:ratio_rate5m{{{CHOSEN}}})"
-HIT_RATIO = (
-    f"{rate('quire_prompt_tokens_cached_total')} / {rate('quire_prompt_tokens_submitted_total')}"
-)
+HIT_RATIO = ratio("quire_prompt_tokens_cached_total", "quire_prompt_tokens_submitted_total")
 STATUS_COLORS = {"200": "green", "400": "yellow", "429": "orange", "500": "red", "503": "red"}
 
 NOW = Row(
@@ -36,7 +36,7 @@ NOW = Row(
     [
         Panel(
             "Up", "Instances that answered the newest scrape.", "short",
-            [Query(f"sum (up{{{CHOSEN}}})", "up")], kind="stat", width=4, height=4,
+            [Query(value("up", chosen=HERE), "up")], kind="stat", width=4, height=4,
         ),
         Panel(
             "Running", "Sequences that have memory and get tokens in every step.", "short",
@@ -133,10 +133,7 @@ LATENCY = Row(
         ),
         Panel(
             "HTTP, by endpoint", "95 of 100 answers had been sent by then.", "s",
-            [Query(
-                f"histogram_quantile(0.95, {rate(f'{HTTP}_bucket', 'endpoint, le')})",
-                "{{endpoint}}",
-            )],
+            [Query(quantile(0.95, HTTP, "endpoint, le"), "{{endpoint}}")],
         ),
     ],
 )  # fmt: skip
@@ -238,9 +235,8 @@ ENGINE = Row(
 
 BY_REPLICA = "host, replica"
 ITS_NAME = "{{host}} {{replica}}"
-REPLICA_HITS = (
-    f"{rate('quire_replica_cached_prompt_tokens_total', BY_REPLICA)}"
-    f" / {rate('quire_replica_prompt_tokens_total', BY_REPLICA)}"
+REPLICA_HITS = ratio(
+    "quire_replica_cached_prompt_tokens_total", "quire_replica_prompt_tokens_total", BY_REPLICA
 )
 
 # Empty where no front has replicas.

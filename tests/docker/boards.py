@@ -16,7 +16,9 @@ RULES = DOCKER / "prometheus" / "rules"
 METRIC = re.compile(r"\b(?:quire|process)_[a-z0-9_]+\b")
 RECORDED = re.compile(r"\bquire(?::[a-z0-9_]+)+")
 # Grafana's values of its variables.
-SUBSTITUTES = {"$__rate_interval": "15s", "$job": "quire-.*", "$instance": ".*"}
+SUBSTITUTES = {
+    "$__rate_interval": "15s", "$job": "quire-.*", "$instance": ".*", "$model": ".*",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,21 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from prometheus_client.core import Metric
 
 from engine.client import EngineClient
 from engine.types import EngineStats, KVStats
 from server.metrics import Metrics
 from server.ray.membership import Membership, ReplicasCollector
+from server.supervisor.metrics import ModelsCollector
+from server.supervisor.models import ModelSupervisor
 from tests.docker.boards import (
     DOCKER,
     ROOT,
@@ -30,7 +34,7 @@ from tests.docker.boards import (
 
 PROMETHEUS = DOCKER / "prometheus"
 ALERTS = alerts()
-SETTING = re.compile(r"\b(?:server|access|limits|engine|cache|metrics|log)\.[a-z_]+")
+SETTING = re.compile(r"\b(?:server|access|limits|engine|cache|models|metrics|log)\.[a-z_]+")
 
 
 def is_actionable(alert: Rule) -> bool:
@@ -83,15 +87,24 @@ def test_prometheus_shows_its_key_to_quire_alone() -> None:
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 
 
+MODELS = ModelsCollector(
+    cast(ModelSupervisor, SimpleNamespace(models={}, budget_bytes=0, free_bytes=0))
+)
+
+
+def series_of(families: Iterable[Metric]) -> set[str]:
+    return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
+
+
 def all_series() -> set[str]:
-    """Return the names of an idle engine's series and of a cluster's front, as expressions have
-    them."""
+    """Return the names of an idle engine's series, of a cluster's front and of several models'
+    front, as expressions have them."""
     figures = {field.name: 0 for field in fields(KVStats) if field.name != "slots"}
     stats = EngineStats(kv=KVStats(**figures))  # type: ignore[arg-type]
     client = SimpleNamespace(stats=stats, alive=True, step_age_s=0.0, pressure=0)
     replicas = ReplicasCollector(Membership(1.0, lambda: 0.0))
     families = [*Metrics(cast(EngineClient, client)).registry.collect(), *replicas.collect()]
-    return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
+    return series_of([*families, *MODELS.collect()])
 
 
 TARGETS = list(targets())
@@ -102,7 +115,10 @@ PANELS = [
     if panel["type"] != "row"
 ]
 SERIES = re.compile(r"\b(?:quire[_:]|process_)[a-z0-9_:]+\b|\bup\b(?=[{)])")
-CHOSEN = 'job=~"$job",instance=~"$instance"'
+HERE = 'job=~"$job",instance=~"$instance"'
+CHOSEN = f'{HERE},model=~"$model"'
+# Series of a whole server: they have no label of a model.
+OF_ALL_MODELS = re.compile(r"up|quire_models_.+")
 
 
 def is_clear(panel: dict[str, Any]) -> bool:
@@ -114,9 +130,12 @@ def is_clear(panel: dict[str, Any]) -> bool:
 
 def is_of_the_chosen(target: Target) -> bool:
     """Return whether a query asks for the chosen instances alone, and leaves no variable."""
-    ends = [found.end() for found in SERIES.finditer(target.expr)]
+    wanted = [
+        (found.end(), HERE + "}" if OF_ALL_MODELS.fullmatch(found[0]) else CHOSEN)
+        for found in SERIES.finditer(target.expr)
+    ]
     return "$" not in target.executable and all(
-        target.expr[end:].startswith("{" + CHOSEN) for end in ends
+        target.expr[end:].startswith("{" + chosen) for end, chosen in wanted
     )
 
 
@@ -153,6 +172,40 @@ def test_every_panel_says_what_it_shows_in_which_unit() -> None:
 
 def test_every_query_is_of_the_chosen_instances_alone() -> None:
     assert [target for target in TARGETS if not is_of_the_chosen(target)] == []
+
+
+@pytest.mark.parametrize("board", boards())
+def test_a_model_can_be_chosen_and_all_means_a_server_of_one_model_too(board: str) -> None:
+    variables = {each["name"]: each for each in boards()[board]["templating"]["list"]}
+    assert list(variables) == ["job", "instance", "model"]
+    query = f"label_values(quire_model_loaded_ratio{{{HERE}}}, model)"
+    assert (variables["model"]["query"], variables["model"]["allValue"]) == (query, ".*")
+
+
+@pytest.mark.parametrize("name", sorted(series_of(MODELS.collect())))
+def test_every_metric_of_several_models_stands_on_a_panel(name: str) -> None:
+    assert any(name in metrics_of(target.expr) for target in TARGETS)
+
+
+@pytest.mark.parametrize("use", ["capacity", "committed", "live", "free_slack"])
+def test_what_models_have_is_compared_with_the_budget_of_each(use: str) -> None:
+    of_each = f"sum by (model) (quire_kv_{use}_bytes{{{CHOSEN}}})"
+    assert any(target.expr == of_each and "{{model}}" in target.legend for target in TARGETS)
+    if use == "capacity":
+        assert all("by (model)" in each.expr for each in TARGETS if "kv_capacity" in each.expr)
+
+
+QUOTIENTS = [each for each in TARGETS if re.search("histogram_quantile| / ", each.expr)]
+
+
+@pytest.mark.parametrize("target", QUOTIENTS, ids=lambda its: f"{its.panel}-{its.legend}")
+def test_no_panel_shows_nan_while_nobody_asks(target: Target) -> None:
+    assert target.expr.endswith(" >= 0"), "which drops NaN"
+
+
+def test_a_panel_without_a_value_shows_a_dash() -> None:
+    kinds = {panel["type"]: panel["fieldConfig"]["defaults"].get("noValue") for _, panel in PANELS}
+    assert kinds == {"stat": "-", "timeseries": "-", "heatmap": None}
 
 
 def test_panels_do_not_lie_upon_each_other() -> None:
