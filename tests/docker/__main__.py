@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.docker.boards import BOARDS, DOCKER, ROOT
-from tests.docker.live import check_live
+from tests.docker.live import check_live, check_several
 from tests.docker.prometheus import PROMTOOL, TOOLS
 
 HERE = Path(__file__).parent
@@ -102,7 +102,7 @@ def _says_yes(*command: str | Path, env: dict[str, str] | None = None, quiet: bo
 def main() -> int:
     begun = time.monotonic()
     passed = failed = 0
-    for check in (check_files, check_live):
+    for check in (check_files, check_live, check_several):
         good, bad = check()
         passed += good
         failed += bad

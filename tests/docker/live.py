@@ -4,11 +4,15 @@ import asyncio
 import http.client
 import math
 import random
+import re
+import shutil
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 
 import httpx2
 
@@ -145,8 +149,14 @@ ALWAYS_ZERO = {
     ("Alive and draining", "draining"): "nobody ends it",
     ("Why a replica was chosen", "given to another one"): "no replica is lost",
 }
-# Series of a front with replicas: ``tests/docker/cluster.py`` shows them; here they are evaluated.
-OF_A_CLUSTER = "quire_replica"
+# Series of a front with replicas, which ``tests/docker/cluster.py`` shows, and of several models,
+# which ``check_several`` shows. Elsewhere they are evaluated.
+OF_A_CLUSTER, OF_MODELS = "quire_replica", re.compile("quire_models?_|model!=")
+ELSEWHERE = re.compile(f"{OF_A_CLUSTER}|{OF_MODELS.pattern}")
+# Scrapes of a server that nobody has asked for anything yet.
+IDLE_S = 4.0
+# More than one copy of the demo model needs, less than two need.
+BUDGET_OF_ONE = "800MiB"
 
 
 def check_live() -> tuple[int, int]:
@@ -157,19 +167,56 @@ def check_live() -> tuple[int, int]:
     command = (QUIRE, "serve", model, "--port", "0", *limits, *settings)
     with serving(*command) as (address, _), scraping(address[7:], SCRAPE_KEY) as prometheus:
         start_s = time.time()
+        time.sleep(IDLE_S)
         load = Load(address, KEY, LOAD_S)
         asyncio.run(load.run())
         print(f"answers: {dict(sorted(load.answers.items()))}")
         outcome = [_metrics_are_sound(address), _is_scraped(prometheus)]
-        queries = [its for its in targets() if OF_A_CLUSTER not in its.expr]
+        queries = [its for its in targets() if not ELSEWHERE.search(its.expr)]
         rules = [its for its in recordings() if OF_A_CLUSTER not in its.expr]
         outcome += [shows(prometheus, target, start_s) for target in queries]
         outcome += [_records(prometheus, rule, start_s) for rule in rules]
-        others = [its.executable for its in targets() if OF_A_CLUSTER in its.expr]
+        others = [its.executable for its in targets() if ELSEWHERE.search(its.expr)]
         others += [its.expr for its in recordings() if OF_A_CLUSTER in its.expr]
         outcome += [_is_taken(prometheus, expr) for expr in others]
         outcome += [_is_evaluated(prometheus, rule) for rule in alerts()]
     return sum(outcome), len(outcome) - sum(outcome)
+
+
+def check_several() -> tuple[int, int]:
+    """Return how many expressions of several models passed, and how many failed: two models take
+    turns in the memory of one."""
+    limits = ["--kv-budget", "3MiB", "--heap-size", "1MiB"]
+    settings = [f"access.scrape_key={SCRAPE_KEY}", f"models.memory_budget={BUDGET_OF_ONE}"]
+    settings += ["models.evict_after_idle_s=1"]
+    more = [word for setting in settings for word in ("--set", setting)]
+    with tempfile.TemporaryDirectory() as name:
+        models = [Path(name) / each for each in ("one", "other")]
+        for model in models:
+            shutil.copytree(ROOT / "configs" / "demo" / "model", model)
+        command = (QUIRE, "serve", *map(str, models), "--port", "0", *limits, *more)
+        with serving(*command) as (address, _), scraping(address[7:], SCRAPE_KEY) as prometheus:
+            start_s = time.time()
+            outcome = [_answers(address, each) for each in ("one", "other", "one")]
+            time.sleep(2 * SCRAPE_S)
+            queries = [its for its in targets() if OF_MODELS.search(its.expr)]
+            outcome += [shows(prometheus, target, start_s) for target in queries]
+    return sum(outcome), len(outcome) - sum(outcome)
+
+
+def _answers(address: str, model: str) -> bool:
+    """Ask a model until it has the memory for an answer, and return whether it has answered."""
+    messages = [{"role": "user", "content": "What is quire?"}]
+    body = {"model": model, "messages": messages, "max_tokens": 200, "min_tokens": 200}
+    deadline_s = time.monotonic() + REQUEST_TIMEOUT_S
+    status = 0
+    while status != 200 and time.monotonic() < deadline_s:
+        answer = httpx2.post(
+            f"{address}/v1/chat/completions", json=body, timeout=REQUEST_TIMEOUT_S, trust_env=False
+        )
+        status = answer.status_code
+        time.sleep(SCRAPE_S)
+    return _told(status == 200, f"{model} answers", f"{status}")
 
 
 def _metrics_are_sound(address: str) -> bool:
@@ -202,9 +249,12 @@ def shows(prometheus: Prometheus, target: Target, start_s: float) -> bool:
     name = f"{target.board:8} {target.panel:32.32} {target.legend:18.18}"
     try:
         prometheus.query(target.executable)
-        series = finite(prometheus.query_range(target.executable, start_s, time.time()))
+        found = prometheus.query_range(target.executable, start_s, time.time())
     except QueryError as error:
         return _told(False, name, str(error))
+    series = finite(found)
+    if odd := {value for one in found for _, value in one["values"] if not _is_number(value)}:
+        return _told(False, name, f"shows {odd}")
     reason = ALWAYS_ZERO.get((target.panel, target.legend), "")
     peak = _peak(series)
     shown = bool(series) and (peak > 0 or bool(reason))
@@ -246,8 +296,12 @@ def _is_evaluated(prometheus: Prometheus, rule: Rule) -> bool:
 
 def _peak(series: Series) -> float:
     """Return the greatest number of all series at any time."""
-    numbers = [float(value) for one in series for _, value in one["values"]]
-    return max((number for number in numbers if math.isfinite(number)), default=0.0)
+    numbers = [float(value) for one in series for _, value in one["values"] if _is_number(value)]
+    return max(numbers, default=0.0)
+
+
+def _is_number(value: str) -> bool:
+    return math.isfinite(float(value))
 
 
 def _told(good: bool, name: str, what: str) -> bool:
