@@ -92,9 +92,14 @@ class Load:
                 return
 
     async def _several(self) -> None:
-        """Ask for two answers: the second one copies a partial block."""
+        """Get two answers, when the queue has room: the second one copies a partial block."""
         body = self._body(16) | {"n": 2, "stream": False}
-        self._count(await self._client.post("/v1/chat/completions", json=body))
+        status = 429
+        while status == 429:
+            answer = await self._client.post("/v1/chat/completions", json=body)
+            self._count(answer)
+            status = answer.status_code
+            await asyncio.sleep(0.05)
 
     async def _fault(self) -> None:
         method, path, body = self._random.choice(FAULTS)
