@@ -88,6 +88,8 @@ class TokenStream:
         self._max_backlog = max_backlog
         self._events: deque[TokenEvent] = deque()
         self.wake = wake
+        self.first_s = self.newest_s = 0.0
+        """When the engine made the first and the newest token (``time.monotonic``); 0 before."""
         self._ended = False
 
     async def next_batch(self, timeout_s: float) -> list[TokenEvent]:
@@ -118,10 +120,14 @@ class TokenStream:
             self._ended = True
             self._abort(self.request.request_id)
 
-    def deliver(self, event: TokenEvent) -> None:
-        """Add an event, or end the request with an error if the stream has too many events."""
+    def deliver(self, event: TokenEvent, made_s: float | None = None) -> None:
+        """Add an event for the reader, or end the request with an error if too many are unread.
+        made_s: when the engine made the event; None stands for now."""
         if self._ended:
             return
+        if event.token_id is not None:
+            self.newest_s = time.monotonic() if made_s is None else made_s
+            self.first_s = self.first_s or self.newest_s
         if len(self._events) >= self._max_backlog:
             self.close()
             event = TokenEvent(
@@ -345,12 +351,12 @@ class EngineClient:
         assert self._loop is not None
         self._loop.mailbox.put(Abort(request_id))
 
-    def _deliver(self, events: list[TokenEvent]) -> None:
+    def _deliver(self, events: list[TokenEvent], made_s: float | None = None) -> None:
         for event in events:
             stream = self._streams.get(event.request_id)
             if stream is None:
                 continue
-            stream.deliver(event)
+            stream.deliver(event, made_s)
             if event.finish is FinishReason.ERROR and not self._closed:
                 log.warning("the request %s has failed: %s", stream.request.name, event.message)
             if event.finish is not None:
@@ -383,7 +389,7 @@ class EngineClient:
         self._loop.close()
 
     def _emit(self, events: list[TokenEvent]) -> None:
-        self._call_soon(self._deliver, events)
+        self._call_soon(self._deliver, events, time.monotonic())
 
     def _call_soon(self, call: Callable[..., None], *args: object) -> None:
         if self._events is None:

@@ -278,7 +278,17 @@ class Choices:
             sum(generation.reasoning_tokens for generation in self._generations),
             prefix_of_all([first.prefix for first in self._firsts if first.prefix is not None]),
             self._kept_tokens,
+            self._request_times.first_token_s,
+            self._tokens_per_s,
         )
+
+    @property
+    def _tokens_per_s(self) -> float | None:
+        """The speed of all answers together after their first tokens, by the engine's times. None if
+        one step made all tokens."""
+        took_s = max(each.stream.newest_s - each.stream.first_s for each in self._generations)
+        later = sum(max(0, each.completion_tokens - 1) for each in self._generations)
+        return later / took_s if took_s > 0 else None
 
     @property
     def finished(self) -> bool:

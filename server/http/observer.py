@@ -101,11 +101,13 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._metrics = metrics
-        request_id = bind_request_id(scope["headers"]).encode()
+        name = bind_request_id(scope["headers"])
+        request_id = name.encode()
         self._headers = [(HEADER.encode(), request_id)]
         if speaks_anthropic(scope):
             self._headers.append((REQUEST_ID_HEADER.encode(), request_id))
         self.times: RequestTimes = metrics.request_arrived()
+        self.times.id = name
         # Routes read these values from request.state.
         scope.setdefault("state", {}).update(times=self.times, model=model)
         self.left = False

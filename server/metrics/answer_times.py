@@ -57,6 +57,8 @@ class RequestTimes:
         self.latencies = latencies
         self.clock = clock
         self.arrived = clock()
+        self.id = ""
+        """The request's X-Request-Id."""
         self.answers: list[AnswerTimes] = []
         self.prompt_tokens = 0
         """Number of tokens in all prompts of the request."""
@@ -179,6 +181,7 @@ class RecentRequests:
         duration_s = now - times.arrived
         figures = {
             "number": next(self._numbers),
+            "id": times.id,
             "answers": len(times.answers),
             "prompt_tokens": times.prompt_tokens,
             "cached_tokens": times.cached_tokens,

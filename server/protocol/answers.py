@@ -72,11 +72,15 @@ def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list
 
 
 def usage_object(usage: Usage, cache_report: bool) -> Json:
-    """Return token counts as JSON. ``cache_report`` adds the first cache miss and the reason."""
+    """Return token counts as JSON. cache_report: whether to add the result of ``cache_miss``, and
+    the times."""
     details: Json = {"cached_tokens": usage.prefix.cached_tokens if usage.prefix else 0}
+    timings: Json = {}
     if cache_report:
         details["cache_miss"] = cache_miss(usage.prefix)
-    return {
+        figures = {"first_token_s": usage.first_token_s, "tokens_per_s": usage.tokens_per_s}
+        timings = {"timings": figures}
+    return timings | {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,

@@ -43,6 +43,7 @@ from server.supervisor.ollama import add_info_routes, line_stream, unload, wante
 from server.supervisor.process import Headers, LoadError, ModelProcess, NoAnswerError
 
 SHOW = "/api/show"
+MEMORY = "/memory"
 STORED_RESPONSE = "/v1/responses/{response_id}"
 # Matches a percent-encoded path, since paths are forwarded as the client sent them.
 STORED_TARGET = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,64}(?=[/?]|\Z)")
@@ -117,6 +118,9 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
     async def look(request: Request) -> Response:
         """Forward a request to the model that the query names, or the last used. Load no model."""
         model = await model_of(request, request.query_params.get("model"))
+        if not model.loaded and request.url.path == MEMORY:
+            state = front.models.state_of(model)
+            return JSONResponse({"model": model.name, **state, "requests": [], "map": None})
         if not model.loaded:
             raise unavailable(f"{model.name} is not loaded; the next request to it loads it.")
         return ForwardedAnswer(request, front, ForwardedRequest(model, client_of(request), b""))
@@ -130,7 +134,7 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
 
     for path in limits_by_path(limits).keys() - {SHOW}:
         router.add_api_route(path, forward, methods=["POST"])
-    for path in ("/memory", "/openapi.json"):
+    for path in (MEMORY, "/openapi.json"):
         router.add_api_route(path, look, methods=["GET"])
     router.add_api_route(STORED_RESPONSE, stored, methods=["GET", "DELETE"])
     router.add_api_route(f"{STORED_RESPONSE}/{{rest:path}}", stored, methods=["GET", "POST"])
@@ -178,7 +182,8 @@ def _add_model_list_routes(router: APIRouter, front: Front) -> None:
         length = model.needs.max_model_len if model.needs else None
         if speaks_anthropic(request.scope):
             return anthropic_model(model.name, model.source.created, length)
-        return listed(model.name, model.source.created, length) | {"loaded": model.loaded}
+        state = front.models.state_of(model)
+        return listed(model.name, model.source.created, length) | state
 
     async def list_models(request: Request) -> dict[str, Any]:
         return models_answer(request, [entry(request, model) async for model in front.fitting()])

@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -150,6 +150,8 @@ class ManagedModel:
     """Number of requests that wait for the model or get its answers."""
     last_used: float = -math.inf
     loaded_at: float = -math.inf
+    loading_since: float | None = None
+    """Time at which the current load began to be wanted; None while there is none."""
     waits_since: float | None = None
     """Time at which the model entered the line for memory, or None if it is not in the line."""
     waits_until: float = -math.inf
@@ -244,6 +246,15 @@ class ModelSupervisor:
     def free_bytes(self) -> int:
         return self.budget_bytes - sum(model.held_bytes for model in self.models.values())
 
+    def state_of(self, model: ManagedModel) -> dict[str, Any]:
+        """Return whether the model is loaded, and for how long it has been loaded or loading."""
+        state: dict[str, Any] = {"loaded": model.loaded, "loaded_s": None, "loading_s": None}
+        if model.loading_since is not None:
+            state["loading_s"] = round(self._clock() - model.loading_since, 1)
+        elif model.loaded:
+            state["loaded_s"] = round(self._clock() - model.loaded_at, 1)
+        return state
+
     async def fits(self, model: ManagedModel) -> bool:
         """Return True if the model's least memory is known and is within the budget."""
         with suppress(LoadError):
@@ -304,6 +315,7 @@ class ModelSupervisor:
     def _start_load(self, model: ManagedModel) -> "asyncio.Task[None]":
         if model.loading is None:
             self._line_up(model)
+            model.loading_since = self._clock()
             model.loading = asyncio.create_task(self._load(model))
             model.loading.add_done_callback(lambda done: done.cancelled() or done.exception())
         return model.loading
@@ -321,7 +333,7 @@ class ModelSupervisor:
             log.error(f"{model.name} was not loaded: {error}")
             raise
         finally:
-            model.loading = None
+            model.loading = model.loading_since = None
         model.failed = None
         model.loads += 1
         model.loaded_at = self._clock()

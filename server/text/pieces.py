@@ -95,7 +95,10 @@ class Usage:
     prefix: PrefixReport | None = None
     """The prefix cache's report on the prompts. It is None before the first token."""
     kept_tokens: int = 0
-    """The number of prompt tokens that are in the prefix cache after the request."""
+    """Number of prompt tokens in the prefix cache after the request, including old ones."""
+    first_token_s: float | None = field(default=None, compare=False)
+    """Seconds from the request's arrival to its first token."""
+    tokens_per_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

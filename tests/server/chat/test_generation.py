@@ -332,6 +332,23 @@ async def test_one_answer_has_one_delta_a_step(tokenizer: Tokenizer) -> None:
     assert choices.usage == Usage(3, 5, 0)
 
 
+@pytest.mark.parametrize(
+    ("made_s", "rate"),
+    [((7.0,), None), ((7.0, 7.0), None), ((7.0, 7.5), 2.0), ((7.0, 8.0, 8.5, 9.0), 1.5)],
+)
+async def test_the_speed_is_by_the_times_at_which_the_engine_made_the_tokens(
+    tokenizer: Tokenizer, made_s: tuple[float, ...], rate: float | None
+) -> None:
+    choices, (stream,) = prepared(tokenizer, [])
+    assert choices.usage.tokens_per_s is None
+    for number, at_s in enumerate(made_s, start=1):
+        finish = FinishReason.LENGTH if number == len(made_s) else None
+        stream.deliver(token(5, finish), at_s)
+    await all_of(choices)  # all tokens in one step
+    assert choices.usage.tokens_per_s == rate
+    assert choices.usage.first_token_s is not None
+
+
 async def test_silence_is_a_step_without_deltas(tokenizer: Tokenizer) -> None:
     choices, _ = prepared(tokenizer, [[], [], said(tokenizer, "a")])
     assert [len(deltas) for deltas in await all_of(choices)] == [0, 0, 1]

@@ -30,6 +30,7 @@ def test_a_request_is_timed_from_its_first_token_to_its_end(
     clock: Clock, ring: RecentRequests
 ) -> None:
     times = request_at(clock)
+    times.id = "one"
     (answer,) = times.answers_to(20, 1, b"")
     answer.cached_tokens = 16
     clock.now += 2
@@ -38,7 +39,8 @@ def test_a_request_is_timed_from_its_first_token_to_its_end(
     answer.delivered(9, "stop")
     ring.add(times)
     (request,) = ring.newest_first()
-    assert (request["number"], request["answers"], request["finish"]) == (1, 1, "stop")
+    assert (request["number"], request["id"]) == (1, "one")
+    assert (request["answers"], request["finish"]) == (1, "stop")
     assert (request["prompt_tokens"], request["cached_tokens"], request["generated_tokens"]) == (
         20,
         16,

@@ -43,6 +43,14 @@ def test_what_came_from_the_cache_is_counted_and_the_rest_explained_on_request(
     assert reported["prompt_tokens_details"] == {"cached_tokens": cached, "cache_miss": miss}
 
 
+@pytest.mark.parametrize(("first_s", "rate"), [(None, None), (0.25, None), (0.25, 117.5)])
+def test_times_are_told_on_request(first_s: float | None, rate: float | None) -> None:
+    usage = replace(USAGE, first_token_s=first_s, tokens_per_s=rate)
+    assert "timings" not in usage_object(usage, False)
+    told = usage_object(usage, True)["timings"]
+    assert told == {"first_token_s": first_s, "tokens_per_s": rate}
+
+
 @pytest.mark.parametrize("make", [chat_answer, text_answer])
 def test_the_report_is_in_a_stream_and_in_a_whole_answer(make: Any) -> None:
     usage = replace(USAGE, prefix=PrefixReport(4, 5, MissReason.EVICTED))

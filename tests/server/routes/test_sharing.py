@@ -45,8 +45,8 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> PrefixReport:
     """What every request finds in the cache."""
     deliver = TokenStream.deliver
 
-    def with_report(self: TokenStream, event: TokenEvent) -> None:
-        deliver(self, event._replace(prefix=MISS))
+    def with_report(self: TokenStream, event: TokenEvent, made_s: float) -> None:
+        deliver(self, event._replace(prefix=MISS), made_s)
 
     monkeypatch.setattr(TokenStream, "deliver", with_report)
     return MISS
@@ -338,9 +338,14 @@ async def test_what_no_report_came_for_was_not_cached(
 ) -> None:
     deliver = TokenStream.deliver
     monkeypatch.setattr(
-        TokenStream, "deliver", lambda self, event: deliver(self, event._replace(prefix=None))
+        TokenStream,
+        "deliver",
+        lambda self, event, made_s: deliver(self, event._replace(prefix=None), made_s),
     )
     found = await answer(http, path, max_tokens=2, cache_report=True)
+    timings = found["usage"]["timings"]
+    assert timings["first_token_s"] > 0
+    assert timings["tokens_per_s"] > 0
     details = {"cached_tokens": 0, "cache_miss": None}
     assert found["usage"]["prompt_tokens_details"] == details
 

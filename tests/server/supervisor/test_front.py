@@ -26,6 +26,7 @@ Make = Callable[..., Several]
 KEY = "a-key-of-sixteen-characters"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
+STATE = ("loaded", "loaded_s", "loading_s")
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
@@ -378,8 +379,31 @@ async def test_the_memory_is_that_of_the_model_which_is_named(several: Make) -> 
             await client.post(CHAT, json={"model": model})
         assert (await client.get("/memory")).json()["name"] == "a"
         assert (await client.get("/memory?model=b")).json()["name"] == "b"
-        answer = await client.get("/memory?model=c")
+        answer = await client.get("/openapi.json?model=c")
         assert (answer.status_code, "not loaded" in answer.text) == (503, True)
+
+
+async def test_the_state_of_a_model_is_told_while_it_is_away_and_loads(several: Make) -> None:
+    models = several(does={"a": {"load_s": 0.5}})
+    async with served(models) as client:
+
+        async def told(model: str) -> list[Any]:
+            memory = (await client.get(f"/memory?model={model}")).json()
+            listed = (await client.get(f"/v1/models/{model}")).json()
+            assert (memory["model"], memory["map"], memory["requests"]) == (model, None, [])
+            states = [[each[field] for field in STATE] for each in (memory, listed)]
+            assert states[0] == states[1]
+            return states[0]
+
+        assert await told("c") == [False, None, None]
+        task = asyncio.create_task(models.models.load(models.model("a")))
+        await eventually(lambda: models.model("a").loading is not None)
+        clock_of(models).now += 12
+        assert await told("a") == [False, None, 12.0]
+        await task
+        clock_of(models).now += 3
+        listed = (await client.get("/v1/models/a")).json()
+        assert [listed[field] for field in STATE] == [True, 3.0, None]
 
 
 async def test_operators_and_browsers_find_what_they_look_for(several: Make) -> None:
