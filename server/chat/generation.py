@@ -284,8 +284,8 @@ class Choices:
 
     @property
     def _tokens_per_s(self) -> float | None:
-        """The speed of all answers together after their first tokens, by the engine's times. None if
-        one step made all tokens."""
+        """The speed of all answers together after their first tokens, by the engine's times; None
+        if one step made all tokens."""
         took_s = max(each.stream.newest_s - each.stream.first_s for each in self._generations)
         later = sum(max(0, each.completion_tokens - 1) for each in self._generations)
         return later / took_s if took_s > 0 else None

@@ -1,21 +1,31 @@
 // Requests one answer from the server, and stores the answer's text and figures in a turn of the conversation.
 
-import { ask, events } from "./api.js";
+import { ask, askJson, events } from "./api.js";
 import { messagesOf, readFacts } from "./conversation.js";
+
+// The server lists the figures of a stopped request once the engine has ended it.
+const LOOKS = 8;
+const LOOK_EVERY_MS = 250;
 
 export class Answering {
   #abort = new AbortController();
   #began = performance.now();
-  #first = null;
-  #newest = null;
+  #id = null;
+  // The view that shows the answer; null while another conversation is open, and after the end.
+  view = null;
+  keptAt = 0;
+  hasBegun = false;
 
-  // turns are earlier turns. look() returns the server's memory map, or null. loads is true for an unloaded model.
-  constructor({ system, sampling, model }, turns, question, { look, loads }) {
+  // question, files: see contentOf(). look(): returns the newest memory map, or null. loads: whether the model must
+  // load first.
+  constructor(conversation, { question, files }, { look, loads }) {
+    const { system, sampling, model, turns } = conversation;
     const { thinking = true, ...numbers } = sampling;
+    this.conversation = conversation;
     this.look = look;
     this.body = {
       model: model ?? undefined,
-      messages: messagesOf(system, turns, question),
+      messages: messagesOf(system, turns, { question, files }),
       stream: true,
       stream_options: { include_usage: true },
       cache_report: true,
@@ -23,15 +33,11 @@ export class Answering {
       ...(thinking ? {} : { enable_thinking: false }),
     };
     const facts = readFacts({ model, system, loads, thinking });
-    this.turn = { question, answer: "", thoughts: "", ended: "stopped", facts };
+    this.turn = { question, files, answer: "", thoughts: "", ended: "stopped", facts };
   }
 
   get waited_s() {
     return (performance.now() - this.#began) / 1000;
-  }
-
-  get hasBegun() {
-    return this.#first !== null;
   }
 
   get wasStopped() {
@@ -46,6 +52,7 @@ export class Answering {
   async run(onChange) {
     try {
       const response = await ask("/v1/chat/completions", { body: this.body, signal: this.#abort.signal });
+      this.#id = response.headers.get("X-Request-Id");
       for await (const chunk of events(response)) {
         this.#take(chunk);
         onChange();
@@ -53,8 +60,6 @@ export class Answering {
     } catch (error) {
       if (!this.wasStopped) this.turn.ended = "error";
       throw error;
-    } finally {
-      this.#measure();
     }
   }
 
@@ -63,21 +68,27 @@ export class Answering {
     this.#lookAround();
     if (usage) {
       const { cached_tokens: cached = 0, cache_miss: miss = null } = usage.prompt_tokens_details ?? {};
-      Object.assign(turn.facts, { prompt: usage.prompt_tokens, tokens: usage.completion_tokens, cached, miss });
+      this.#note(usage.prompt_tokens, cached, usage.completion_tokens, usage.timings ?? {});
+      const { reasoning_tokens: reasoning = 0 } = usage.completion_tokens_details ?? {};
+      const thought_s = reasoning && turn.facts.per_s ? reasoning / turn.facts.per_s : null;
+      Object.assign(turn.facts, { miss, thought_s });
     }
     const choice = choices?.[0];
     if (choice?.finish_reason) turn.ended = choice.finish_reason;
     const thought = choice?.delta?.reasoning_content ?? "";
     const content = choice?.delta?.content ?? "";
     if (!thought && !content) return;
-    this.#newest = performance.now();
-    this.#first ??= this.#newest;
-    if (content && !turn.answer && turn.thoughts) turn.facts.thought_s = (this.#newest - this.#first) / 1000;
+    this.hasBegun = true;
     turn.thoughts += thought;
     turn.answer += content;
   }
 
-  // Stores the largest number of other sequences that run on the server during this answer.
+  // Notes the server's own figures; its times begin when the model has been loaded.
+  #note(prompt, cached, tokens, { first_token_s: first_s = null, tokens_per_s: per_s = null }) {
+    Object.assign(this.turn.facts, { prompt, cached, tokens, first_s, per_s });
+  }
+
+  // Notes how many other sequences run on the server at most while this answer is made.
   #lookAround() {
     const { facts } = this.turn;
     const map = this.look();
@@ -87,12 +98,17 @@ export class Answering {
     if (!this.hasBegun && map.waiting > 0) facts.waited = true;
   }
 
-  #measure() {
-    const { facts, thoughts, answer } = this.turn;
-    if (this.#first === null) return;
-    facts.first_s = (this.#first - this.#began) / 1000;
-    const took = (this.#newest - this.#first) / 1000;
-    if (thoughts && !answer) facts.thought_s = took;
-    if (facts.tokens > 1 && took > 0) facts.per_s = (facts.tokens - 1) / took;
+  // Looks for the figures of the stopped request. Resolves to whether the server has them.
+  async lookUp() {
+    const path = `/memory?model=${encodeURIComponent(this.body.model ?? "")}`;
+    for (let looks = 0; this.#id && looks < LOOKS; looks += 1) {
+      await new Promise((resolve) => setTimeout(resolve, LOOK_EVERY_MS));
+      const { requests } = await askJson(path).catch(() => ({ requests: [] }));
+      const seen = requests.find(({ id }) => id === this.#id);
+      if (!seen) continue;
+      this.#note(seen.prompt_tokens, seen.cached_tokens, seen.generated_tokens, seen);
+      return true;
+    }
+    return false;
   }
 }

@@ -27,29 +27,30 @@ export class ServerError extends Error {
   }
 }
 
-// Reads the tab's session storage. If the browser forbids it, returns null, as if nothing had been stored.
-export function readTab(name) {
+// Reads a value that the tab stored, or all tabs (storage "localStorage"). If the browser forbids storage, each load of
+// the page starts without old values.
+export function readStored(name, storage = "sessionStorage") {
   try {
-    return sessionStorage.getItem(name);
+    return window[storage].getItem(name);
   } catch {
     return null;
   }
 }
 
-export function writeTab(name, value) {
+export function writeStored(name, value, storage = "sessionStorage") {
   try {
-    sessionStorage.setItem(name, value);
+    window[storage].setItem(name, value);
   } catch {
     return;
   }
 }
 
-let key = readTab(KEY);
+let key = readStored(KEY);
 let askForKey = () => {};
 
 export function useKey(value) {
   key = value;
-  writeTab(KEY, value);
+  writeStored(KEY, value);
 }
 
 export function onKeyNeeded(listener) {

@@ -1,9 +1,11 @@
-// Shows the turns (questions with answers) of the open conversation, and sends new and edited questions.
+// The open conversation: shows its turns, sends the text of the input box, and asks edited questions again. Answers
+// of other conversations go on.
 
 import { describe, ServerError } from "./api.js";
 import { Answering } from "./answering.js";
 import { titleOf } from "./conversation.js";
 import { at, make } from "./element.js";
+import { Attachments } from "./files.js";
 import { Answer, isSendKey, Question } from "./messages.js";
 
 const NEAR_END_PX = 80;
@@ -17,16 +19,19 @@ const prompt = at("prompt");
 
 export class Chat {
   conversation = null;
-  #answering = null;
+  // Conversations with a running answer, or with a question that was not answered: id -> { conversation, answering }
+  // or { conversation, unsent, error }.
+  pending = new Map();
+  #files = new Attachments();
   #views = [];
   #drawing = false;
   #drawAfter = 0;
-  #keptAt = 0;
 
-  // onChange(conversation) stores the conversation. onTurns(conversation) is called when other turns are shown.
-  // look and loads() are passed to Answering. describeWait() returns the reason for a slow first token.
-  constructor({ onChange, onTurns, look, loads, describeWait }) {
-    Object.assign(this, { onChange, onTurns, look, loads, describeWait });
+  // onChange(conversation): stores the conversation. onTurns(conversation): called when other turns are shown.
+  // onPending(): called when an answer begins or ends. look, loads(): see Answering. describeWait(): returns the
+  // reason for a slow first token.
+  constructor({ onChange, onTurns, onPending, look, loads, describeWait }) {
+    Object.assign(this, { onChange, onTurns, onPending, look, loads, describeWait });
     at("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       this.#send();
@@ -41,15 +46,17 @@ export class Chat {
     prompt.addEventListener("input", fitPrompt);
   }
 
+  get #answering() {
+    return this.pending.get(this.conversation?.id)?.answering ?? null;
+  }
+
   get isBusy() {
     return this.#answering !== null;
   }
 
   open(conversation) {
-    this.stop();
-    this.#answering = null;
+    for (const { answering } of this.pending.values()) if (answering) answering.view = null;
     this.conversation = conversation;
-    this.#showBusy();
     this.#drawAll();
     scrollToEnd();
   }
@@ -58,32 +65,48 @@ export class Chat {
     this.#answering?.stop();
   }
 
+  // Drops what a deleted conversation waits for.
+  forget(id) {
+    const answering = this.pending.get(id)?.answering;
+    this.pending.delete(id);
+    answering?.stop();
+  }
+
   #drawAll() {
-    const { turns } = this.conversation;
+    const { turns, id } = this.conversation;
+    const { answering = null, unsent = null, error = null } = this.pending.get(id) ?? {};
     this.#views = [];
-    messages.replaceChildren(...(turns.length ? [] : [welcome]));
-    for (const turn of turns) this.#addViews(turn.question).answer.end(turn);
+    messages.replaceChildren(welcome);
+    for (const turn of turns) if (turn !== answering?.turn) this.#addViews(turn).answer.end(turn);
+    if (answering) this.#show(answering);
+    if (unsent) this.#showUnsent(unsent, error);
+    this.#showBusy();
     this.onTurns(this.conversation);
   }
 
-  #addViews(text) {
+  #addViews({ question: text, files }) {
     const place = this.#views.length;
-    const question = new Question(text, (edited) => this.#askAgain(place, edited));
-    const answer = new Answer(() => this.#askAgain(place, text));
+    const question = new Question(text, files, (edited) => this.#askAgain(place, edited, files));
+    const answer = new Answer(() => this.#askAgain(place, text, files));
     this.#views.push({ question, answer });
     welcome.remove();
     messages.append(question.element, answer.element);
     return { question, answer };
   }
 
+  #show(answering) {
+    answering.view = this.#addViews(answering.turn).answer;
+    answering.view.wait(answering.waited_s, this.describeWait());
+    if (answering.hasBegun) answering.view.draw(answering.turn);
+  }
+
   #send() {
     const text = prompt.value.trim();
-    if (!text || this.isBusy) return;
+    if ((!text && this.#files.isEmpty) || this.isBusy) return;
     prompt.value = "";
     fitPrompt();
-    // A question without an answer is shown, but is no turn of the conversation. It is removed here.
-    if (this.#views.length > this.conversation.turns.length) this.#drawAll();
-    this.#ask(text, []);
+    if (this.pending.delete(this.conversation.id)) this.#drawAll();
+    this.#ask(text, this.#files.take(), []);
   }
 
   #editLast() {
@@ -92,88 +115,118 @@ export class Chat {
 
   regenerate() {
     const { turns } = this.conversation;
-    if (turns.length) this.#askAgain(turns.length - 1, turns.at(-1).question);
+    if (turns.length) this.#askAgain(turns.length - 1, turns.at(-1).question, turns.at(-1).files);
   }
 
-  // Sends a question in place of an earlier turn. That turn and later ones are deleted once the answer begins.
-  #askAgain(place, text) {
+  // Asks a question in place of an earlier turn. That turn and later ones are dropped once the answer begins.
+  #askAgain(place, text, files) {
     if (this.isBusy) return false;
     const dropped = this.conversation.turns.splice(place);
+    this.pending.delete(this.conversation.id);
     this.#drawAll();
-    this.#ask(text, dropped);
+    this.#ask(text, files, dropped);
     return true;
   }
 
-  async #ask(text, dropped) {
+  async #ask(question, files, dropped) {
     const { conversation } = this;
-    const views = this.#addViews(text);
-    const circumstances = { look: this.look, loads: this.loads() };
-    const answering = new Answering(conversation, conversation.turns, text, circumstances);
-    this.#answering = answering;
+    const answering = new Answering(conversation, { question, files }, { look: this.look, loads: this.loads() });
+    this.pending.set(conversation.id, { conversation, answering });
+    this.#show(answering);
     this.#showBusy();
-    const wait = () => views.answer.wait(answering.waited_s, this.describeWait());
-    wait();
+    this.onPending();
+    const wait = () => answering.view?.wait(answering.waited_s, this.describeWait());
     const waiting = setInterval(() => (answering.hasBegun ? clearInterval(waiting) : wait()), 1000);
     scrollToEnd();
     let error = null;
     try {
-      await answering.run(() => this.#change(conversation, answering, views.answer));
+      await answering.run(() => this.#change(answering));
     } catch (caught) {
       error = answering.wasStopped ? null : caught;
     }
     clearInterval(waiting);
-    const isOpen = this.#answering === answering;
-    const hasAnswer = answering.hasBegun;
-    if (hasAnswer) this.#keep(conversation, answering.turn);
+    if (this.pending.get(conversation.id)?.answering !== answering) return;
+    this.pending.delete(conversation.id);
+    this.#end(answering, dropped, error);
+    this.onPending();
+  }
+
+  #end(answering, dropped, error) {
+    const { conversation, turn, view, hasBegun } = answering;
+    answering.view = null;
+    if (hasBegun) this.#keep(answering);
     else conversation.turns.push(...dropped);
-    if (!isOpen) return;
-    this.#answering = null;
+    const isLost = error !== null && dropped.length === 0;
+    if (!hasBegun && isLost) this.pending.set(conversation.id, { conversation, unsent: turn, error });
+    if (!view) return;
+    if (hasBegun && answering.wasStopped && !turn.facts.prompt) this.#lookUp(answering, view);
     const wasNear = isNearEnd();
-    views.answer.end(answering.turn);
-    if (!hasAnswer) this.#showUnanswered(views, text, dropped, error);
-    if (error) showProblem(error);
-    this.#showBusy();
-    this.onTurns(conversation);
+    if (hasBegun) {
+      view.end(turn);
+      if (error) showProblem(error);
+      this.#showBusy();
+      this.onTurns(conversation);
+    } else {
+      this.#drawAll();
+      this.#giveBack(turn);
+      if (error && !isLost) showProblem(error);
+    }
     if (wasNear) scrollToEnd();
   }
 
-  #change(conversation, answering, view) {
-    if (!answering.hasBegun) return;
-    const now = performance.now();
-    if (now - this.#keptAt > KEPT_EVERY_MS) this.#keep(conversation, answering.turn);
-    if (this.#drawing || this.#answering !== answering) return;
-    this.#drawing = true;
-    // The answer is drawn at most once per animation frame, and less often if drawing is slow.
-    setTimeout(() => requestAnimationFrame(() => this.#draw(answering, view)), Math.max(0, this.#drawAfter - now));
+  async #lookUp(answering, view) {
+    // Another conversation may be open by now, and this one may be deleted.
+    if (!(await answering.lookUp()) || this.conversation !== answering.conversation) return;
+    this.onChange(this.conversation);
+    this.onTurns(this.conversation);
+    view.showFacts(answering.turn);
   }
 
-  #draw(answering, view) {
+  #change(answering) {
+    if (!answering.hasBegun || answering.wasStopped) return;
+    const now = performance.now();
+    if (now - answering.keptAt > KEPT_EVERY_MS) this.#keep(answering);
+    if (this.#drawing || !answering.view) return;
+    this.#drawing = true;
+    // Draw at most once per animation frame, and less often if drawing is slow.
+    setTimeout(() => requestAnimationFrame(() => this.#draw(answering)), Math.max(0, this.#drawAfter - now));
+  }
+
+  #draw(answering) {
     this.#drawing = false;
-    if (this.#answering !== answering) return;
+    if (!answering.view) return;
     const began = performance.now();
     const wasNear = isNearEnd();
-    view.draw(answering.turn);
+    answering.view.draw(answering.turn);
     if (wasNear) scrollToEnd();
     const now = performance.now();
     this.#drawAfter = now + REST * (now - began);
   }
 
-  #keep(conversation, turn) {
-    this.#keptAt = performance.now();
+  #keep(answering) {
+    const { conversation, turn } = answering;
+    answering.keptAt = performance.now();
     if (!conversation.turns.includes(turn)) conversation.turns.push(turn);
-    conversation.title ||= titleOf(turn.question);
+    conversation.title ||= titleOf(turn);
     conversation.changed = Date.now();
     this.onChange(conversation);
   }
 
-  // Restores the turns that the failed question would have replaced, and puts the question back into the input box.
-  #showUnanswered({ question, answer }, text, dropped, error) {
+  // Shows a question that was not answered, below the turns.
+  #showUnsent(turn, error) {
+    const { question, answer } = this.#addViews(turn);
+    answer.end({ ...turn, ended: "" });
     question.tools.hidden = answer.tools.hidden = true;
-    if (dropped.length) this.#drawAll();
-    if (!(error instanceof ServerError)) return;
-    question.element.classList.add("unsent");
-    if (prompt.value) return;
-    prompt.value = text;
+    if (error instanceof ServerError) question.markUnsent();
+    showProblem(error);
+    this.#giveBack(turn);
+  }
+
+  // Puts a question back into the input box, unless another one is there.
+  #giveBack({ question, files }) {
+    if (prompt.value || !this.#files.isEmpty) return;
+    prompt.value = question;
+    this.#files.put(files);
     fitPrompt();
   }
 

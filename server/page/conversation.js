@@ -6,6 +6,8 @@ export const MOST_CHARS = 8_000_000;
 const TITLE_CHARS = 80;
 const NAME_CHARS = 200;
 const ENDS = new Set(["stop", "length", "stopped", "error", "tool_calls"]);
+// Of all text files together that go with a message.
+export const MOST_FILE_BYTES = 2 ** 20;
 const REASONS = new Set(["never_cached", "evicted", "state_evicted", "no_state"]);
 
 // The numbers among the settings of sampling, with the limits and the steps of their input fields.
@@ -14,7 +16,7 @@ export const FIELDS = [
   { name: "top_p", label: "Top p", least: 0.01, most: 1, step: 0.01 },
   { name: "top_k", label: "Top k", least: 0, most: 1000, step: 1 },
   { name: "min_p", label: "Min p", least: 0, most: 1, step: 0.01 },
-  { name: "max_tokens", label: "Most tokens", least: 1, most: 10_000_000, step: 1 },
+  { name: "max_tokens", label: "Max tokens", least: 1, most: 10_000_000, step: 1 },
   { name: "seed", label: "Seed", least: 0, most: Number.MAX_SAFE_INTEGER, step: 1 },
 ];
 
@@ -29,19 +31,29 @@ export function newConversation(model = null, sampling = {}) {
   return { id: newId(), title: "", changed: Date.now(), model, system: "", sampling, turns: [] };
 }
 
-export function titleOf(question) {
-  const line = question.trim().split("\n")[0];
+export function titleOf({ question, files }) {
+  const line = (question || files[0]?.name || "").trim().split("\n")[0];
   return line.length > TITLE_CHARS ? `${line.slice(0, TITLE_CHARS - 1)}…` : line;
 }
 
-// Returns the messages of a request for an answer. Turns without an answer are left out.
-export function messagesOf(system, turns, question) {
+// Returns the text of a message: its files in fences, which are longer than all fences in them, and the question.
+export function contentOf({ question, files = [] }) {
+  const parts = files.map(({ name, text }) => {
+    const longest = (text.match(/`+/g) ?? []).reduce((most, run) => Math.max(most, run.length), 2);
+    const fence = "`".repeat(longest + 1);
+    return `${name}:\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
+  });
+  return [...parts, question].filter(Boolean).join("\n\n");
+}
+
+// Returns the messages of a request. Turns without an answer are left out. asked: the question, and its files.
+export function messagesOf(system, turns, asked) {
   const messages = system.trim() ? [{ role: "system", content: system }] : [];
   for (const turn of turns) {
     if (!turn.answer.trim()) continue;
-    messages.push({ role: "user", content: turn.question }, { role: "assistant", content: turn.answer });
+    messages.push({ role: "user", content: contentOf(turn) }, { role: "assistant", content: turn.answer });
   }
-  return [...messages, { role: "user", content: question }];
+  return [...messages, { role: "user", content: contentOf(asked) }];
 }
 
 // Checks a conversation and returns its known fields. Throws NotAConversation.
@@ -61,19 +73,25 @@ export function readConversation(value) {
     sampling: readSampling(value.sampling),
     turns: value.turns.map((turn) => ({
       question: text(turn?.question),
+      files: readFiles(turn?.files ?? [], text),
       answer: text(turn?.answer ?? ""),
       thoughts: text(turn?.thoughts ?? ""),
       ended: ENDS.has(turn?.ended) ? turn.ended : "stop",
       facts: readFacts(turn?.facts),
     })),
   };
-  const chars = ({ question, answer, thoughts }) => question.length + answer.length + thoughts.length;
+  const chars = (turn) => contentOf(turn).length + turn.answer.length + turn.thoughts.length;
   const sum = conversation.turns.reduce((total, turn) => total + chars(turn), conversation.system.length);
   if (sum > MOST_CHARS) throw new NotAConversation();
   return conversation;
 }
 
-// Returns the valid settings of sampling. The server's defaults replace missing and invalid settings.
+function readFiles(value, text) {
+  if (!Array.isArray(value)) throw new NotAConversation();
+  return value.map((file) => ({ name: text(file?.name).slice(0, NAME_CHARS), text: text(file?.text) }));
+}
+
+// Returns the valid settings of sampling. The server's defaults apply in place of all others.
 export function readSampling(value) {
   const sampling = {};
   for (const { name, least, most, step } of FIELDS) {

@@ -1,7 +1,7 @@
 // The list of stored conversations: opens, renames, exports, imports and deletes them.
 
-import { readTab, writeTab } from "./api.js";
-import { NotAConversation, newConversation } from "./conversation.js";
+import { readStored, writeStored } from "./api.js";
+import { contentOf, NotAConversation, newConversation, titleOf } from "./conversation.js";
 import { at, make, makeButton, setList, setText } from "./element.js";
 import { asJson, asMarkdown, download, fileName, MOST_CONVERSATIONS, readFile, Store } from "./store.js";
 
@@ -12,10 +12,11 @@ export class Conversations {
   #current = null;
   #changing = null;
 
-  // onOpen(conversation) shows a conversation.
-  constructor(onOpen) {
-    this.onOpen = onOpen;
-    at("new-chat").addEventListener("click", () => this.begin());
+  // onOpen(conversation): shows a conversation. pending, forget: see Chat.
+  constructor(onOpen, pending, forget) {
+    Object.assign(this, { onOpen, pending, forget });
+    for (const id of ["new-chat", "new-chat-here"]) at(id).addEventListener("click", () => this.begin());
+    at("search").addEventListener("input", () => this.show());
     at("import").addEventListener("click", () => at("import-file").click());
     at("import-file").addEventListener("change", () => this.#import());
     at("export-all").addEventListener("click", async () => {
@@ -39,7 +40,7 @@ export class Conversations {
   // Opens the conversation that this tab showed last, or a new one.
   async start() {
     await this.#store.open();
-    const id = readTab(OPEN);
+    const id = readStored(OPEN);
     const stored = id ? await this.#store.get(id) : null;
     if (stored) this.#open(stored);
     else this.begin();
@@ -51,7 +52,7 @@ export class Conversations {
 
   #open(conversation) {
     this.#current = conversation;
-    writeTab(OPEN, conversation.id);
+    writeStored(OPEN, conversation.id);
     this.onOpen(conversation);
     this.show();
   }
@@ -65,31 +66,47 @@ export class Conversations {
 
   async show(problem = "") {
     const stored = await this.#store.all();
-    const items = stored.map(({ id, title, changed }) => ({ id, title, changed, isOpen: id === this.#current.id }));
+    const ids = new Set(stored.map(({ id }) => id));
+    // A question without an answer yet is no turn, so that its conversation may not be stored.
+    const others = [...this.pending.values()].filter(({ conversation: { id } }) => !ids.has(id));
+    const all = [...others.map(({ conversation, answering, unsent }) => {
+      return { ...conversation, title: titleOf(answering?.turn ?? unsent) };
+    }), ...stored];
+    const words = at("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const items = all.filter((one) => matches(one, words)).map(({ id, title, changed }) => {
+      return { id, title, changed, isOpen: id === this.#current.id, runs: Boolean(this.pending.get(id)?.answering) };
+    });
     setList(at("conversations"), items, (item) => this.#makeItem(item));
     at("conversations-empty").hidden = items.length > 0;
+    setText(at("conversations-empty"), all.length ? "No conversation has these words." : "No conversations yet.");
     const rule = this.#store.lasts
       ? `Kept in this browser only, the newest ${MOST_CONVERSATIONS}.`
       : "This browser keeps nothing: they end with the tab.";
     setText(at("conversations-note"), problem || rule);
   }
 
-  #makeItem({ id, title, changed, isOpen }) {
+  // Returns the object that is open or being answered, which may be newer than the stored copy.
+  async #find(id) {
+    if (id === this.#current.id) return this.#current;
+    return this.pending.get(id)?.conversation ?? this.#store.get(id);
+  }
+
+  #makeItem({ id, title, changed, isOpen, runs }) {
     const open = makeButton(title || "Without a title", "open", async () => {
-      if (id === this.#current.id) return this.onOpen(this.#current);
-      const conversation = await this.#store.get(id);
-      if (conversation) this.#open(conversation);
+      const conversation = await this.#find(id);
+      if (conversation === this.#current) this.onOpen(conversation);
+      else if (conversation) this.#open(conversation);
     });
     open.title = new Date(changed).toLocaleString();
     if (isOpen) open.ariaCurrent = "true";
     const more = makeButton("⋯", "more quiet", () => this.#change(id));
     more.ariaLabel = `Rename, export or delete ${title || "this conversation"}`;
-    return make("li", {}, open, more);
+    const dot = make("span", { className: "runs", role: "img", ariaLabel: "Being answered", title: "Being answered" });
+    return make("li", {}, open, ...(runs ? [dot] : []), more);
   }
 
   async #change(id) {
-    // The open conversation may be newer than its stored copy.
-    this.#changing = id === this.#current.id ? this.#current : await this.#store.get(id);
+    this.#changing = await this.#find(id);
     if (!this.#changing) return;
     at("actions-name").value = this.#changing.title;
     at("actions").showModal();
@@ -100,12 +117,14 @@ export class Conversations {
   }
 
   async #delete(id) {
+    this.forget(id);
     await this.#store.delete(id);
     if (id === this.#current.id) this.begin();
     else await this.show();
   }
 
   async #deleteAll() {
+    for (const id of [...this.pending.keys()]) this.forget(id);
     await this.#store.clear();
     this.begin();
   }
@@ -126,6 +145,14 @@ export class Conversations {
     if (newest) this.#open(newest);
     await this.show(problem);
   }
+}
+
+// Whether a conversation has all words, which are in lower case.
+function matches({ title, system, turns }, words) {
+  if (!words.length) return true;
+  const texts = turns.flatMap((turn) => [contentOf(turn), turn.answer]);
+  const text = [title, system, ...texts].join("\n").toLowerCase();
+  return words.every((word) => text.includes(word));
 }
 
 function confirmThen(question, act) {

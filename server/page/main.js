@@ -1,6 +1,6 @@
 // Connects the parts of the page, and handles buttons and keyboard shortcuts.
 
-import { onKeyNeeded, useKey } from "./api.js";
+import { onKeyNeeded, readStored, useKey, writeStored } from "./api.js";
 import { Chat } from "./chat.js";
 import { Conversations } from "./conversations.js";
 import { at, make } from "./element.js";
@@ -9,6 +9,10 @@ import * as settings from "./settings.js";
 import { showTurns } from "./turns.js";
 
 const VIEWS = ["list", "chat", "memory"];
+const FOLDED = "quire-memory-folded";
+// As in style.css: the window has room for chat and memory.
+const BESIDE = matchMedia("(min-width: 1021px)");
+const main = document.querySelector("main");
 const COMMAND = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘" : "Ctrl";
 const ALT = COMMAND === "⌘" ? "⌥" : "Alt";
 
@@ -19,17 +23,20 @@ const chat = new Chat({
     // The server may have loaded and unloaded models for the new turn.
     if (settings.comeAndGo()) settings.refreshModels().catch(() => {});
   },
+  onPending: () => conversations.show(),
   look: newestMap,
   loads: settings.isAway,
   describeWait: settings.describeWait,
 });
 
-const conversations = new Conversations((conversation) => {
+function open(conversation) {
   if (conversation !== chat.conversation) chat.open(conversation);
   useModel(conversation);
   settings.sumUpSettings(conversation);
   goToPrompt();
-});
+}
+
+const conversations = new Conversations(open, chat.pending, (id) => chat.forget(id));
 
 at("model").addEventListener("change", () => {
   chat.conversation.model = settings.chosenModel();
@@ -49,8 +56,17 @@ function watch() {
 }
 
 function show(view) {
-  document.querySelector("main").dataset.view = view;
+  main.dataset.view = view;
   for (const name of VIEWS) at(`show-${name}`).ariaPressed = String(name === view);
+  if (BESIDE.matches) at("show-memory").ariaPressed = String(!main.classList.contains("folded"));
+}
+
+// Shows or hides the memory: beside the chat where the window has room, or else in its place.
+function foldMemory() {
+  if (!BESIDE.matches) return show(main.dataset.view === "memory" ? "chat" : "memory");
+  const isFolded = main.classList.toggle("folded");
+  writeStored(FOLDED, isFolded ? "yes" : "", "localStorage");
+  show(main.dataset.view);
 }
 
 function goToPrompt() {
@@ -77,6 +93,7 @@ const SHORTCUTS = [
   { keys: [ALT, "N"], does: "New chat", code: "KeyN", alt: true, act: () => conversations.begin() },
   { keys: [ALT, "R"], does: "Regenerate the last answer", code: "KeyR", alt: true, act: () => chat.regenerate() },
   { keys: [ALT, "S"], does: "Settings of this conversation", code: "KeyS", alt: true, act: openSettings },
+  { keys: [ALT, "K"], does: "Show or hide the memory", code: "KeyK", alt: true, act: foldMemory },
   { keys: [ALT, "M"], does: "Go to the message box", code: "KeyM", alt: true, act: goToPrompt },
   { keys: [COMMAND, "/"], does: "Show these shortcuts", code: "Slash", command: true, act: () => at("help").showModal() },
 ];
@@ -128,7 +145,11 @@ at("key-form").addEventListener("submit", (event) => {
 at("stop").addEventListener("click", () => chat.stop());
 at("open-settings").addEventListener("click", openSettings);
 at("show-help").addEventListener("click", () => at("help").showModal());
-for (const name of VIEWS) at(`show-${name}`).addEventListener("click", () => show(name));
-// Stored conversations are shown first, since the server may be unreachable.
+for (const name of VIEWS) {
+  at(`show-${name}`).addEventListener("click", () => (name === "memory" && BESIDE.matches ? foldMemory() : show(name)));
+}
+BESIDE.addEventListener("change", () => show(main.dataset.view));
+main.classList.toggle("folded", Boolean(readStored(FOLDED, "localStorage")));
+// Show stored conversations first: the server may be unreachable.
 await conversations.start();
 begin();

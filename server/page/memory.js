@@ -4,14 +4,23 @@ import { askJson, poll, RETRY_MS, ServerError } from "./api.js";
 import * as curves from "./curves.js";
 import { at, make, makeRow, setList, setText } from "./element.js";
 import { bytes, count, decimal, hue, mib, percent, rate, seconds } from "./format.js";
-import { highlight, updateMap } from "./memory_map.js";
+import { highlight, IDLE_HEAP, updateMap } from "./memory_map.js";
 
 const POLL_MS = 500;
 const OLD_S = 2.5;
 const LISTED = 64;
 const KEEPS = { system: "system prompt", user: "question", end: "end of a turn", waypoint: "on the way" };
 
-// Parts of the KV cache's capacity, in the order in which a block of memory can belong to them.
+// The KV cache's capacity in plain words, and exactly: in the order in which a block of memory passes through them.
+const GROUPS = [
+  ["live", "In use", ["live", "partial_tail", "mapped_ahead", "quarantined"]],
+  ["cached", "Kept for reuse", ["cached"]],
+  ["free", "Free", ["free"]],
+].map(([name, title, parts]) => {
+  const value = make("b");
+  at("pool-groups").append(make("li", {}, make("i", `swatch ${name}`), make("span", {}, title), value));
+  return { parts, value };
+});
 const PARTS = [
   ["live", "Live tokens", "K and V of open sequences"],
   ["partial_tail", "Partial tails", "unused ends of their blocks"],
@@ -23,7 +32,8 @@ const PARTS = [
   const segment = make("i", name);
   const value = make("b");
   at("pool-bar").append(segment);
-  at("pool-legend").append(make("li", { title: meaning }, make("i", `swatch ${name}`), make("span", {}, title), value));
+  const words = [make("span", {}, title), value, make("span", "figures", meaning)];
+  at("pool-legend").append(make("li", {}, make("i", `swatch ${name}`), ...words));
   return { name, title, segment, value };
 });
 
@@ -48,6 +58,7 @@ export const startMemory = poll(async () => {
   try {
     const answer = await askJson(watched === null ? "/memory" : `/memory?model=${encodeURIComponent(watched)}`);
     if (watched !== model) return POLL_MS;
+    if (answer.map === null) return showAway(answer);
     newest = answer;
     const { pool } = newest.map;
     if (pool && newest.age_s < OLD_S) curves.add(performance.now() / 1000 - newest.age_s, pool);
@@ -77,6 +88,15 @@ function showState() {
   else setState("idle", "Idle");
 }
 
+// Shows a model without a process. Returns the milliseconds until the next request.
+function showAway({ model: name, loading_s: loading }) {
+  newest = null;
+  at("memory").classList.add("unknown");
+  if (loading === null) setState("idle", "Not loaded", `${name} is not loaded: the next message loads it.`);
+  else setState("busy", `Loading ${Math.floor(loading)} s`, `${name} is being loaded.`);
+  return loading === null ? RETRY_MS : 2 * POLL_MS;
+}
+
 function showFailure(error) {
   if (!(error instanceof ServerError)) {
     setState("dead", "Page error", "Something on this page went wrong.");
@@ -85,8 +105,7 @@ function showFailure(error) {
   const note = error.message + (newest ? " What is shown is from before." : "");
   if (error.status === 401) setState("key", "Key needed");
   else if (error.status === 0) setState("dead", "Not reachable", note);
-  else if (model === null) setState("dead", "No figures", note);
-  else setState("idle", "Not loaded", note);
+  else setState("dead", "No figures", note);
 }
 
 function show() {
@@ -113,6 +132,7 @@ function showPool({ pool, shared_saved_bytes: saved }) {
     value.dataset.bytes = size;
     return `${title} ${mib(size)}`;
   });
+  for (const { parts, value } of GROUPS) setText(value, mib(parts.reduce((sum, name) => sum + pool[`${name}_bytes`], 0)));
   at("pool-bar").ariaLabel = `Of ${mib(pool.capacity_bytes)}: ${words.join(", ")}`;
   const parts = [`${mib(pool.capacity_bytes)} budget`, `${mib(pool.committed_bytes)} committed`];
   if (saved) parts.push(`${mib(saved)} saved by sharing`);
@@ -126,7 +146,9 @@ function showHeaps({ geometry, heaps }) {
     `${geometry.tokens_per_block} tokens, ${bytes(geometry.block_bytes)} a block`,
   ];
   setText(at("map-sum"), parts.join(" · "));
-  at("map-empty").hidden = heaps.length > 0;
+  const idle = heaps.filter((heap) => IDLE_HEAP.test(heap)).length;
+  at("map-idle").hidden = heaps.length > 0 && idle === 0;
+  setText(at("map-idle"), heaps.length ? count(idle, "free heap") : "No heap has been made yet.");
   const unmade = geometry.max_heaps - heaps.length;
   at("map").ariaLabel = `Blocks of ${count(heaps.length, "heap")}; ${unmade} not made yet`;
 }

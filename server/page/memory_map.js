@@ -13,7 +13,10 @@ const LABEL_HIGH_PX = 12;
 const WIDER_PX = 2;
 const SAMPLE_PX = 14;
 
-// { letter of a block state in GET /memory: [words for the legend, words for a single block if these differ] }
+// A heap of free blocks only. The map leaves it out, and grows with use.
+export const IDLE_HEAP = /^[fd]*$/;
+
+// Letters of block states in GET /memory -> words for the legend, and for a single block if those differ.
 const STATES = {
   o: ["being written"],
   s: ["sealed"],
@@ -24,7 +27,8 @@ const STATES = {
   d: ["free, holds memory", "free, still holding memory"],
   f: ["free", "free, without memory"],
 };
-// { letter of a block state: lines of the mark for this state, as points in a cell of size 1 }
+const PLAIN = { s: "In use", c: "Kept for reuse", f: "Free" };
+// Letters of block states -> lines of the state's mark, in a cell of size 1.
 const MARKS = {
   c: [[[0, 1], [1, 0]]],
   q: [[[0, 0], [1, 1]], [[1, 0], [0, 1]]],
@@ -53,9 +57,11 @@ const tip = at("tip");
 
 let data = null;
 let signature = "";
+// The numbers of the heaps that are drawn, and the state, the owner and the sharers of each of their blocks.
+let drawn = [];
 let letters = "";
-let owners = new Int32Array(0);
-let sharers = new Int32Array(0);
+let owners = [];
+let sharers = [];
 let grid = null;
 let chosen = null;
 let highlighted = null;
@@ -65,9 +71,12 @@ export function updateMap(newest) {
   const before = signature;
   signature = JSON.stringify([data.heaps, data.owners, data.sharers, data.owner_ids]);
   if (signature === before) return;
-  letters = data.heaps.join("");
-  owners = expandOwners(data.owners, letters.length);
-  sharers = expandSharers(data.sharers, letters.length);
+  const perHeap = data.geometry.blocks_per_heap;
+  drawn = [...data.heaps.keys()].filter((heap) => !IDLE_HEAP.test(data.heaps[heap]));
+  const pick = (all) => drawn.flatMap((heap) => [...all.subarray(heap * perHeap, (heap + 1) * perHeap)]);
+  letters = drawn.map((heap) => data.heaps[heap]).join("");
+  owners = pick(expandOwners(data.owners, data.heaps.length * perHeap));
+  sharers = pick(expandSharers(data.sharers, data.heaps.length * perHeap));
   drawMap();
   if (document.activeElement === map && chosen !== null) choose(chosen, true);
 }
@@ -114,11 +123,11 @@ function layOut() {
     for (let cell = LARGEST_PX; cell >= SMALLEST_PX; cell -= 1) {
       const rows = rowsOf(cell);
       if (isEven && perHeap % rows) continue;
-      const fitting = makeGrid(cell, rows, width, perHeap, data.heaps.length);
+      const fitting = makeGrid(cell, rows, width, perHeap, drawn.length);
       if (fitting.height <= COMFORTABLE_PX) return fitting;
     }
   }
-  return makeGrid(SMALLEST_PX, rowsOf(SMALLEST_PX), width, perHeap, data.heaps.length);
+  return makeGrid(SMALLEST_PX, rowsOf(SMALLEST_PX), width, perHeap, drawn.length);
 }
 
 // A cell's size is a whole number of pixels. The rest of the width becomes gaps between cells or heaps. The top margin
@@ -163,9 +172,9 @@ function blockAt(x, y) {
 // --- drawing the map and its legend ---------------------------------------------------------------
 
 function drawMap() {
-  if (!data || map.clientWidth === 0) return;
-  map.hidden = data.heaps.length === 0;
-  if (map.hidden) return;
+  if (!data) return;
+  map.hidden = drawn.length === 0;
+  if (map.clientWidth === 0) return;
   grid = layOut();
   const context = sizeCanvas(canvas, map.clientWidth, grid.height);
   const colours = readColours();
@@ -189,7 +198,7 @@ function drawMap() {
     const across = heap % grid.across;
     if ((across && grid.cell < SHAPES_FROM_PX) || Math.floor(heap / grid.across) % every) continue;
     const [x, y] = placeOf(heap * grid.perHeap);
-    context.fillText(String(heap), x - 7, y + middle);
+    context.fillText(String(drawn[heap]), x - 7, y + middle);
   }
   if (chosen !== null) point();
 }
@@ -197,15 +206,16 @@ function drawMap() {
 // Draws the samples in the legend in grey, which is no sequence's colour.
 function drawLegend() {
   const colours = readColours(0);
-  const samples = Object.entries(STATES).map(([kind, [title]]) => {
+  const draw = ([kind, title]) => {
     const sample = make("canvas", { className: "sample", ariaHidden: "true" });
     const shared = kind === "shared";
     const brush = new Brush();
     drawBlock(brush, colours, { state: shared ? "s" : kind, owner: 1, shared, faded: false }, 0, 0, SAMPLE_PX);
     brush.paint(sizeCanvas(sample, SAMPLE_PX, SAMPLE_PX));
     return make("li", {}, sample, make("span", {}, title));
-  });
-  at("map-legend").replaceChildren(...samples);
+  };
+  at("map-groups").replaceChildren(...Object.entries(PLAIN).map(draw));
+  at("map-legend").replaceChildren(...Object.entries(STATES).map(([kind, [title]]) => draw([kind, title])));
 }
 
 // Reads the colours from the style sheet. chroma replaces the strength of the colours for sequences.
@@ -302,12 +312,12 @@ function describeBlock(block) {
   const owner = data.owner_ids[owners[block]];
   if (owner !== undefined) words.push(`sequence ${owner}`);
   if (sharers[block] > 1) words.push(`first of ${count(sharers[block], "sequence")} that share it`);
-  return `Heap ${Math.floor(block / perHeap)}, block ${block % perHeap}: ${words.join(", ")}`;
+  return `Heap ${drawn[Math.floor(block / perHeap)]}, block ${block % perHeap}: ${words.join(", ")}`;
 }
 
 // Selects a block to describe. If isSpoken is true, screen readers announce the block and the map scrolls to it.
 function choose(block, isSpoken) {
-  if (!letters || !grid) return;
+  if (!letters || !grid || map.hidden) return;
   chosen = Math.max(0, Math.min(block, letters.length - 1));
   point();
   if (!isSpoken) return;

@@ -1,6 +1,7 @@
 // Views of messages: questions, which a person can edit, and answers, which grow during generation.
 
 import { make, makeButton, makeCopyButton } from "./element.js";
+import { makeChip } from "./files.js";
 import { count, decimal, rate, seconds } from "./format.js";
 import { MarkdownView } from "./markdown.js";
 
@@ -15,13 +16,19 @@ export function isSendKey(event) {
 export class Question {
   #form = null;
 
-  // onEdited(text) sends the edited question, or returns false if an answer is still running.
-  constructor(text, onEdited) {
+  // onEdited(text): asks the edited question, or returns false if the page cannot ask now.
+  constructor(text, files, onEdited) {
     Object.assign(this, { value: text, onEdited });
-    this.text = make("div", "text", text);
+    this.text = make("div", { className: "text", hidden: !text }, text);
+    const chips = make("ul", "files", ...files.map((file) => makeChip(file)));
     this.edits = makeButton("Edit", "edit", () => this.edit());
     this.tools = make("div", "message-tools", makeCopyButton("Copy message", () => text), this.edits);
-    this.element = make("article", { className: "message asked", ariaLabel: "You" }, this.text, this.tools);
+    this.element = make("article", { className: "message asked", ariaLabel: "You" }, chips, this.text, this.tools);
+  }
+
+  markUnsent() {
+    this.element.classList.add("unsent");
+    this.element.append(make("p", "not-sent", "Not sent"));
   }
 
   edit() {
@@ -54,7 +61,8 @@ export class Question {
   #close() {
     this.#form?.remove();
     this.#form = null;
-    this.text.hidden = this.tools.hidden = false;
+    this.text.hidden = !this.value;
+    this.tools.hidden = false;
     this.edits.focus();
   }
 }
@@ -69,11 +77,11 @@ export class Answer {
     this.details = make("details", { className: "thinking", hidden: true }, this.summary, this.thought);
     this.text = make("div", "text");
     this.markdown = new MarkdownView(this.text);
-    this.facts = make("p", "facts");
+    this.facts = make("ul", "facts");
     const copy = makeCopyButton("Copy answer", () => this.#turn.answer);
-    this.tools = make("div", "message-tools", copy, makeButton("Regenerate", "regenerate", onRegenerate));
+    this.tools = make("div", "message-tools", this.facts, copy, makeButton("Regenerate", "regenerate", onRegenerate));
     const waits = make("p", "waiting", this.waiting);
-    const parts = [waits, this.details, this.text, this.facts, this.tools];
+    const parts = [waits, this.details, this.text, this.tools];
     this.element = make("article", { className: "message answer", ariaLabel: "Answer" }, ...parts);
   }
 
@@ -100,9 +108,9 @@ export class Answer {
   }
 
   #endThinking() {
+    if (this.summary.textContent === "Thinking") this.details.open = false;
     const took = this.#turn.facts?.thought_s ?? null;
     this.summary.textContent = took === null ? "Thoughts" : `Thought for ${seconds(took)}`;
-    this.details.open = false;
   }
 
   end(turn) {
@@ -112,16 +120,21 @@ export class Answer {
     if (turn.thoughts) this.#endThinking();
     this.tools.hidden = false;
     this.element.ariaBusy = "false";
-    this.facts.textContent = describeFacts(turn).join(" · ");
+    this.showFacts(turn);
+  }
+
+  showFacts(turn) {
+    this.facts.replaceChildren(...describeFacts(turn).map(([text, title]) => make("li", { title }, text)));
   }
 }
 
+// Returns the known figures of a turn, each with what it means.
 function describeFacts({ facts, ended }) {
   const parts = [];
-  if (facts?.tokens) parts.push(count(facts.tokens, "token"));
-  if (facts?.per_s) parts.push(`${rate(facts.per_s)} tokens/s`);
-  if (facts?.first_s) parts.push(`first token after ${seconds(facts.first_s)}`);
-  if (facts?.prompt) parts.push(`${decimal(facts.cached)} of ${count(facts.prompt, "prompt token")} cached`);
-  if (ENDS[ended]) parts.push(ENDS[ended]);
+  if (facts?.tokens) parts.push([count(facts.tokens, "token"), "Tokens of the answer, thoughts included"]);
+  if (facts?.per_s) parts.push([`${rate(facts.per_s)}/s`, "Tokens a second after the first one, by the server"]);
+  if (facts?.first_s) parts.push([seconds(facts.first_s), "Until the first token, by the server"]);
+  if (facts?.prompt) parts.push([`${decimal(facts.cached)}/${decimal(facts.prompt)} cached`, "Tokens of the prompt that came from the cache"]);
+  if (ENDS[ended]) parts.push([ENDS[ended], "How the answer ended"]);
   return parts;
 }

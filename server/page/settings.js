@@ -2,7 +2,7 @@
 
 import { askJson } from "./api.js";
 import { FIELDS, readSampling } from "./conversation.js";
-import { at, make, setText } from "./element.js";
+import { at, make, setList, setText } from "./element.js";
 
 const select = at("model");
 let models = [];
@@ -22,18 +22,27 @@ export function describeWait() {
 // Reads the list of models from the server. Throws ServerError.
 export async function refreshModels() {
   models = (await askJson("/v1/models")).data;
-  const ids = models.map(({ id }) => id);
   const chosen = chosenModel();
-  const shown = [...select.options].map((option) => option.value);
-  if (shown.join("\n") !== ids.join("\n")) select.replaceChildren(...ids.map((id) => make("option", {}, id)));
-  select.hidden = ids.length === 0;
+  const loaded = models.filter((model) => model.loaded);
+  const others = models.filter((model) => !model.loaded);
+  const groups = [["Loaded", loaded], [comeAndGo() ? "On this disk" : "", others]].filter(([, { length }]) => length);
+  setList(select, groups.map(([label, list]) => [label, list.map(describeModel)]), ([label, list]) => {
+    return make("optgroup", { label }, ...list.map(([value, text]) => make("option", { value }, text)));
+  });
+  select.hidden = models.length === 0;
+  if (!chosen) select.value = (loaded.toSorted((one, other) => one.loaded_s - other.loaded_s)[0] ?? models[0])?.id;
   chooseModel(chosen);
 }
 
-// Selects a model. If the server lacks the model, the selection stays, or the first model is selected.
+// Returns a model's id, and the text of its option: the id with the context's length.
+function describeModel({ id, context_length: tokens }) {
+  const length = tokens >= 1024 ? `${Math.floor(tokens / 1024)}k` : tokens;
+  return [id, tokens ? `${id} · ${length}` : id];
+}
+
+// Selects a model. If the server lacks that model, keeps the selected one.
 export function chooseModel(id) {
   if (models.some((model) => model.id === id)) select.value = id;
-  else if (!select.value && models.length) select.selectedIndex = 0;
 }
 
 // The list of models is read again when a person opens it, since it may have changed.

@@ -1,7 +1,7 @@
 // Stores a limited number of conversations in this browser's IndexedDB, and any in files. Without IndexedDB, as in a
 // private window, the stored conversations end with the tab.
 
-import { MOST_CHARS, NotAConversation, newId, readConversation } from "./conversation.js";
+import { contentOf, MOST_CHARS, NotAConversation, newId, readConversation } from "./conversation.js";
 import { make } from "./element.js";
 
 export const MOST_CONVERSATIONS = 200;
@@ -118,7 +118,7 @@ export function asJson(conversations) {
 export function asMarkdown({ title, system, turns }) {
   const parts = [`# ${title || "Conversation"}`];
   if (system.trim()) parts.push("## System", system);
-  for (const { question, answer } of turns) parts.push("## You", question, "## Answer", answer);
+  for (const turn of turns) parts.push("## You", contentOf(turn), "## Answer", turn.answer);
   return `${parts.join("\n\n")}\n`;
 }
 

@@ -15,6 +15,7 @@ export function showTurns({ turns }) {
   const longest = Math.max(...known.map(({ facts }) => facts.prompt));
   list.replaceChildren(...known.map((turn) => makeTurn(turns, turns.indexOf(turn), longest, open)));
   at("turns-empty").hidden = known.length > 0;
+  at("turns-empty").textContent = turns.length ? "The server has no figures of these turns." : "Nothing has been asked yet.";
   const sum = (name) => known.reduce((total, { facts }) => total + facts[name], 0);
   const cached = Math.round((100 * sum("cached")) / sum("prompt"));
   at("turns-sum").textContent = known.length
@@ -28,12 +29,9 @@ function makeTurn(turns, place, longest, open) {
   const bar = make("span", { className: "turn-bar", ariaHidden: "true" }, make("i", "kept"), make("i", "computed"));
   bar.firstChild.style.width = percent(facts.cached, longest);
   bar.lastChild.style.width = percent(computed, longest);
-  const words = [
-    `${decimal(facts.cached)} cached`,
-    `${decimal(computed)} computed`,
-    `first token ${seconds(facts.first_s)}`,
-    `${rate(facts.per_s)} tokens/s`,
-  ];
+  const words = [`${decimal(facts.cached)} cached`, `${decimal(computed)} computed`];
+  if (facts.first_s) words.push(`first token ${seconds(facts.first_s)}`);
+  if (facts.per_s) words.push(`${rate(facts.per_s)} tokens/s`);
   const name = make("span", "turn-name", `Turn ${place + 1}`);
   const summary = make("summary", {}, name, bar, make("span", "turn-facts", words.join(" · ")));
   const why = make("div", "why");
@@ -60,10 +58,10 @@ export function explainFacts(facts, before, hadThoughts) {
   const sentences = [`${count(computed, "token")} of the prompt had to be computed, ${count(facts.cached, "token")} came from the cache.`];
   sentences.push(explainMiss(facts, before, hadThoughts, computed));
   if (facts.first_s) {
-    const speed = computed > ONE_BLOCK && !facts.loads ? `: about ${rate(computed / facts.first_s)} prompt tokens a second` : "";
+    const speed = computed > ONE_BLOCK ? `: about ${rate(computed / facts.first_s)} prompt tokens a second` : "";
     sentences.push(`The first token took ${seconds(facts.first_s)}${speed}.`);
   }
-  if (facts.loads) sentences.push("The model had to be loaded first: that is most of this time.");
+  if (facts.loads) sentences.push("The model had to be loaded first, for which no time is counted here.");
   if (facts.waited) sentences.push("It had to wait, as others waited too.");
   if (facts.beside) sentences.push(`Up to ${count(facts.beside, "other")} ran beside it, and shared the machine.`);
   return sentences;
@@ -86,11 +84,11 @@ function explainMiss({ miss, cached, block }, before, hadThoughts, computed) {
 
 // Shows the text where the cached part of the prompt ends. The prompt is made again, as the server stores no prompts.
 async function showMiss(why, turns, place) {
-  const { facts, question } = turns[place];
+  const { facts } = turns[place];
   const note = make("p", "figures", "Looking for the text …");
   why.append(note);
   const model = facts.model ?? undefined;
-  const messages = messagesOf(facts.system, turns.slice(0, place), question);
+  const messages = messagesOf(facts.system, turns.slice(0, place), turns[place]);
   const thinking = facts.thinking ? {} : { enable_thinking: false };
   try {
     const prompt = await askJson("/tokenize", { body: { model, messages, ...thinking } });

@@ -30,14 +30,24 @@ def main() -> int:
     """Return 0 when all checks pass, or when there is a picture."""
     program = install()
     # Playwright is there only now.
-    from tests.page.checks import chat, conversations, look, memory, models, replicas, text, turns
+    from tests.page.checks import (
+        chat,
+        conversations,
+        everyday,
+        look,
+        memory,
+        models,
+        replicas,
+        text,
+        turns,
+    )
     from tests.page.visit import Browser
 
     with Browser(program) as browser:
         if sys.argv[1:] == ["--picture"]:
             take_picture(browser)
             return 0
-        modules = (chat, text, conversations, models, turns, memory, replicas, look)
+        modules = (chat, everyday, text, conversations, models, turns, memory, replicas, look)
         return run([check for module in modules for check in checks_of(module)], browser)
 
 
