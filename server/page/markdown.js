@@ -2,6 +2,7 @@
 // attributes in RULES pass. Unchanged blocks keep their elements, so that they do not flicker.
 
 import { make, makeCopyButton, setText } from "./element.js";
+import { drawMathematics, readMathematics } from "./mathematics.js";
 import DOMPurify from "./vendor/dompurify-3.4.18/purify.js";
 import highlight from "./vendor/highlight-11.12.0/core.js";
 import MarkdownIt from "./vendor/markdown-it-15.0.3/markdown-it.js";
@@ -9,7 +10,7 @@ import MarkdownIt from "./vendor/markdown-it-15.0.3/markdown-it.js";
 // --- sanitizing the libraries' HTML --------------------------------------------------------------
 
 const ADDRESS = /^(?:https?:\/\/|mailto:)/i;
-const CLASS = /^(?:language-[\w+#.-]{1,40}|hljs-[\w-]{1,40}|level-[1-6]|task|(?:left|center|right))$/;
+const CLASS = /^(?:language-[\w+#.-]{1,40}|hljs-[\w-]{1,40}|level-[1-6]|task|math|display|(?:left|center|right))$/;
 const RULES = {
   ALLOWED_TAGS: [
     "a", "blockquote", "br", "code", "em", "h3", "hr", "li", "ol", "p", "pre", "s", "span", "strong",
@@ -101,6 +102,7 @@ const TASK = /^\[([ xX])\]\s/;
 const parser = new MarkdownIt({ html: false, linkify: true, breaks: true, maxNesting: 2 * DEEPEST });
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
 parser.validateLink = (address) => ADDRESS.test(address);
+readMathematics(parser);
 parser.renderer.rules.image = (tokens, place) => image(tokens, place);
 parser.core.ruler.push("page", ({ tokens }) => tokens.forEach((token, place) => adapt(token, tokens[place - 2])));
 
@@ -143,10 +145,10 @@ function isTooDeep(tokens) {
   return false;
 }
 
-// Returns the text's top-level blocks in order, each with the number of its first line.
-function parseBlocks(text) {
+// Returns the text's top-level blocks in order, each with the number of its first line. isOpen: whether more may follow.
+function parseBlocks(text, isOpen) {
   if (longestBlock(text) > LONGEST_BLOCK_CHARS) return [{ kind: "plain", text, line: 0 }];
-  const env = {};
+  const env = { isOpen };
   const tokens = parser.parse(text, env);
   const blocks = [];
   const lines = text.split("\n");
@@ -178,6 +180,7 @@ function longestBlock(text) {
 function makeBlock(block) {
   if (block.kind === "plain") return make("p", "plain", block.text);
   const element = make("div", "block", sanitize(block.text));
+  drawMathematics(element);
   for (const code of element.querySelectorAll("pre > code")) replaceNested(code);
   for (const table of element.querySelectorAll("table")) {
     const frame = make("div", { className: "wide", tabIndex: 0 });
@@ -207,14 +210,14 @@ export class MarkdownView {
   // Shows the part of a text that has arrived. It must begin with the text of the previous call.
   write(text) {
     const rest = text.slice(this.#settledChars);
-    const blocks = parseBlocks(rest);
+    const blocks = parseBlocks(rest, true);
     this.#reconcile(this.#settledBlocks, blocks, true);
     this.#settle(rest, blocks);
   }
 
   // Shows the complete text, parsed again from its start: a later block may define a link of an earlier block.
   end(text) {
-    this.#reconcile(0, parseBlocks(text), false);
+    this.#reconcile(0, parseBlocks(text, false), false);
   }
 
   // Excludes all blocks before the last one from later parsing, once the last block has a complete line.

@@ -1,4 +1,4 @@
-"""What a day with the page needs: several answers at once, files, search, room."""
+"""What a day with the page needs: several answers at once, files, search, formulas, room."""
 
 import json
 import re
@@ -274,6 +274,78 @@ def conversations_are_searched(browser: Browser) -> None:
             "No conversation has these words."
         )
         shot(page, "search")
+
+
+FORMULAS = r"""The root of $x^2 = \frac{a}{b}$ is \(x = \sqrt{\tfrac{a}{b}}\).
+
+$$
+\boxed{\int_0^\infty e^{-x^2}\,dx
+
+= \frac{\sqrt{\pi}}{2}}
+$$
+
+\[
+A = \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}, \mathbb{R}, \mathcal{L}, \mathfrak{g}, \mathtt{t}
+\]
+
+- in a list: $\sum_i i$, and \[\alpha\]
+
+It costs $5, or $10 for two. `$code$` and \$x\$ are none. A $\unknown{formula}$ stays."""
+# Each tries to be more than a formula.
+HOSTILE = (
+    r"\href{javascript:hacked()}{x}",
+    r"\url{javascript:hacked()}",
+    r"\includegraphics[height=1em]{http://evil.example/x.png}",
+    r"\htmlStyle{position:fixed}{x}",
+    r"\htmlId{messages}{x}",
+    r"\htmlData{x=1}{x}",
+    r"\text{<img src=x onerror=hacked()>}",
+    r"\def\a{\a\a}\a",
+    r"\rule{9999em}{9999em}",
+    r"\fbox{x}\colorbox{red}{y}\pmb{z}\boxed{42}",
+)
+
+
+def formulas_are_drawn_and_fetched_only_then(browser: Browser) -> None:
+    for dark in (False, True):
+        with browser.page(browser.parrot, dark=dark) as page:
+            ask(page, "Repeat after me: no formula, $5 and $6")
+            answered(page)
+            assert page.evaluate("'katex' in globalThis") is False
+            ask(page, f"Repeat after me: {FORMULAS}")
+            answered(page)
+            text = page.locator(".answer .text").last
+            expect(text.locator(".katex")).to_have_count(6)
+            expect(text.locator(".katex-display")).to_have_count(3)
+            expect(text.locator("code.math")).to_have_text(r"\unknown{formula}")
+            expect(text).to_contain_text("It costs $5, or $10 for two. $code$ and $x$ are none.")
+            fonts = page.evaluate(
+                """async () => {
+                  await document.fonts.ready;
+                  return [...document.fonts].filter(({ status }) => status === "loaded").length;
+                }"""
+            )
+            assert fonts >= 5, fonts
+            accessible(page)
+            name = "dark" if dark else "light"
+            shot(page, f"formulas-{name}")
+            page.set_viewport_size(NARROW)
+            no_overflow(page)
+            shot(page, f"narrow-formulas-{name}")
+
+
+def hostile_formulas_are_inert(browser: Browser) -> None:
+    with browser.page(browser.parrot) as page:
+        page.evaluate("() => { globalThis.hacked = () => { globalThis.wasHacked = true; }; }")
+        for number in range(0, len(HOSTILE), 5):
+            formulas = "\n\n".join(f"$${formula}$$" for formula in HOSTILE[number : number + 5])
+            ask(page, f"Repeat after me: {formulas}")
+            answered(page)
+        expect(page.locator(".answer .katex").first).to_be_attached()
+        expect(page.locator(".text :is(a, img, script, iframe, [id], [data-x])")).to_have_count(0)
+        assert page.evaluate("'wasHacked' in globalThis") is False
+        no_overflow(page)
+        shot(page, "hostile-formulas")
 
 
 def fingers_find_their_targets(browser: Browser) -> None:
