@@ -69,9 +69,10 @@ export class Conversations {
     const ids = new Set(stored.map(({ id }) => id));
     // A question without an answer yet is no turn, so that its conversation may not be stored.
     const others = [...this.pending.values()].filter(({ conversation: { id } }) => !ids.has(id));
-    const all = [...others.map(({ conversation, answering, unsent }) => {
+    const begun = others.map(({ conversation, answering, unsent }) => {
       return { ...conversation, title: titleOf(answering?.turn ?? unsent) };
-    }), ...stored];
+    });
+    const all = [...begun, ...stored];
     const words = at("search").value.toLowerCase().split(/\s+/).filter(Boolean);
     const items = all.filter((one) => matches(one, words)).map(({ id, title, changed }) => {
       return { id, title, changed, isOpen: id === this.#current.id, runs: Boolean(this.pending.get(id)?.answering) };

@@ -115,13 +115,14 @@ document.addEventListener("keydown", (event) => {
 // --- the page's start, and the API key ----------------------------------------------------------
 
 async function begin() {
-  startMemory();
   try {
     await settings.refreshModels();
+    useModel(chat.conversation);
   } catch {
     return;
+  } finally {
+    startMemory();
   }
-  useModel(chat.conversation);
   startReplicas();
   at("key-form").hidden = true;
   at("key-note").textContent = "";

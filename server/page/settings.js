@@ -27,7 +27,8 @@ export async function refreshModels() {
   const others = models.filter((model) => !model.loaded);
   const groups = [["Loaded", loaded], [comeAndGo() ? "On this disk" : "", others]].filter(([, { length }]) => length);
   setList(select, groups.map(([label, list]) => [label, list.map(describeModel)]), ([label, list]) => {
-    return make("optgroup", { label }, ...list.map(([value, text]) => make("option", { value }, text)));
+    const options = list.map(([value, text]) => make("option", { value }, text));
+    return label ? make("optgroup", { label }, ...options) : options[0];
   });
   select.hidden = models.length === 0;
   if (!chosen) select.value = (loaded.toSorted((one, other) => one.loaded_s - other.loaded_s)[0] ?? models[0])?.id;
