@@ -77,7 +77,7 @@ def test_models_of_the_hub_are_named_rightly(command: str, tmp_path: Path) -> No
 
 def test_a_plan_of_a_model_that_is_here_is_printed(tmp_path: Path) -> None:
     here = COMMANDS[5].replace("Qwen/Qwen3-4B", str(shipped("demo/model")))
-    assert "Capacity on M4 Pro with 24.00 GiB" in run(here, tmp_path).stdout
+    assert run(here, tmp_path).stdout.startswith("fits ")
 
 
 def test_launch_finds_the_server(address: str, tmp_path: Path) -> None:

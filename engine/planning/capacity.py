@@ -1,6 +1,5 @@
 """Makes the capacity report of a model: the weights, contexts and sequences that fit a device."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,9 +9,7 @@ from engine.machine import MachineMemory, gpu_memory
 from engine.models.weights import compute_itemsize
 from engine.planning.devices import CostModel, Device
 from engine.planning.memory import (
-    BF16,
     CONTEXTS,
-    STEPS,
     WEIGHT_PACKINGS,
     ModelShape,
     Packing,
@@ -25,95 +22,15 @@ from engine.planning.memory import (
     weights_bytes,
 )
 from engine.planning.simulator import Arrival, Simulation, SimulationReport, random_arrivals
-from kvcache.block import Block
 from kvcache.kv_backends import KVBackend
 from kvcache.layout import (
     KVLayout,
-    KVShape,
-    LayoutError,
     dense_layout,
     grouped_layout,
     paged_layout,
 )
 from kvcache.memory_budget import SMALLEST_CONTEXT_TOKENS, BudgetError, MemoryDemand, slots_within
 from kvcache.state_cache import SLOTS_PER_SEQUENCE
-
-KIB = 1024
-PAGE_SIZES = tuple(kib * KIB for kib in (4, 8, 16, 32, 64, 128, 256))
-MEAN_LENGTHS = (256, 1024, 4096, 16384)
-# The bytes of one entry of the page table in Python's memory: a reference and a Block object.
-TABLE_ENTRY_BYTES = 8 + sys.getsizeof(Block(0, 0))
-
-
-@dataclass(frozen=True, slots=True)
-class BlockAccount:
-    """The costs in memory and time of one page size, for sequences of one mean length."""
-
-    page_bytes: int
-    tokens_per_block: int
-    mean_tokens: int
-    tail_tokens: float
-    """The mean number of tokens that would still fit in the last block of a sequence."""
-    waste: float
-    """The unused fraction of a sequence's memory."""
-    mappings_merged: int
-    """The number of mappings of a sequence if its blocks are adjacent in their heaps."""
-    mappings_scattered: int
-    """The number of mappings of a sequence if its blocks are scattered over heaps."""
-    table_bytes: int
-    """The size of a sequence's page table on the host."""
-    mapping_s_per_token: float
-    """The time of mapping memory for a growing sequence, per token."""
-
-
-def account(shape: KVShape, device: Device, heap_bytes: int) -> tuple[BlockAccount, ...]:
-    """Return the costs of each page size that the model can use, for each of MEAN_LENGTHS."""
-    accounts = []
-    for page_bytes in PAGE_SIZES:
-        try:
-            layout = paged_layout(
-                shape,
-                max_tokens=2 * max(MEAN_LENGTHS),
-                heap_bytes=heap_bytes,
-                system_page_bytes=PAGE_SIZES[0],
-                page_bytes=page_bytes,
-            )
-        except LayoutError:
-            continue
-        accounts += [block_account(layout, page_bytes, device, mean) for mean in MEAN_LENGTHS]
-    return tuple(accounts)
-
-
-def block_account(
-    layout: KVLayout, page_bytes: int, device: Device, mean_tokens: int
-) -> BlockAccount:
-    blocks = layout.blocks_for(mean_tokens)
-    heaps = -(-mean_tokens // layout.heap_tokens)
-    regions = sum(len(group.regions) for group in layout.groups)
-    tail = tail_tokens(layout.tokens_per_block, mean_tokens)
-    per_block = device.mapping_batch_s + regions * device.mapping_s
-    return BlockAccount(
-        page_bytes=page_bytes,
-        tokens_per_block=layout.tokens_per_block,
-        mean_tokens=mean_tokens,
-        tail_tokens=tail,
-        waste=tail / (tail + mean_tokens),
-        mappings_merged=regions * heaps,
-        mappings_scattered=regions * blocks,
-        table_bytes=TABLE_ENTRY_BYTES * blocks * len(layout.groups),
-        mapping_s_per_token=per_block / layout.tokens_per_block,
-    )
-
-
-def tail_tokens(tokens_per_block: int, mean_tokens: int) -> float:
-    """Return the mean count of unused tokens in a last block, for lengths below 2 * mean_tokens."""
-    lengths = 2 * mean_tokens - 1
-    full, rest = divmod(lengths, tokens_per_block)
-    # Among any tokens_per_block consecutive lengths, each number of unused tokens occurs once.
-    unused = full * (tokens_per_block * (tokens_per_block - 1) // 2)
-    unused += rest * tokens_per_block - rest * (rest + 1) // 2
-    return unused / lengths
-
 
 CHUNK_TOKENS = 256
 # Simulated requests arrive almost at once, so that memory limits the number that run together.
@@ -160,29 +77,21 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantisationStep:
-    """The memory of a model whose weights have one packing (number format), K and V another one."""
-
-    resident: Resident
-    """The memory of the weights and of one sequence that fills the context."""
-    room: Room
-
-    @property
-    def contexts(self) -> int:
-        return self.room.sequences(self.room.kv_bytes // self.resident.kv_bytes)
-
-
-@dataclass(frozen=True, slots=True)
 class Fit:
     """The numbers of sequences that fit in memory beside weights in one packing."""
 
-    weights: Packing
+    resident: Resident
+    """The memory of the weights and of one sequence that fills the context."""
     room: Room
     tokens: int
     """The number of tokens whose K and V fit, or 0 if the model cannot be served."""
     whole_context: tuple[int, ...]
     """For each Allocation, the number of sequences as long as the context that fit."""
     mean_length: tuple[int, ...]
+
+    @property
+    def weights(self) -> Packing:
+        return self.resident.weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +106,8 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class CapacityReport:
-    """All numbers of the capacity report. K and V are bf16 unless a field names a packing."""
+    """All figures of the capacity report. K and V are bf16; weights are as stored, or, where they
+    are stored unquantized, in each of WEIGHT_PACKINGS."""
 
     shape: ModelShape
     device: Device
@@ -207,9 +117,7 @@ class CapacityReport:
     demand: MemoryDemand
     """The memory that the model needs beside weights and K and V."""
     by_context: tuple[Resident, ...]
-    """The memory of the weights and of one sequence, both in bf16, for each length in CONTEXTS."""
-    steps: tuple[QuantisationStep, ...]
-    blocks: tuple[BlockAccount, ...]
+    """The memory of the widest weights and one sequence, for each length in CONTEXTS."""
     allocations: tuple[Allocation, ...]
     """The dense, the chunked and the sparse allocation, in this order."""
     mean_tokens: int
@@ -250,11 +158,16 @@ def plan_capacity(
         SEED, requests=REQUESTS, longest_tokens=context, mean_gap_s=MEAN_GAP_S
     )
     mean_tokens = sum(arrival.tokens for arrival in arrivals) // len(arrivals)
-    steps = tuple(
-        QuantisationStep(
-            resident(shape, weights, kv, context), room_of(shape, demand, weights, config)
+    own = shape.quantization
+    packings = WEIGHT_PACKINGS if own is None else (own_packing(own, on_gpu=device.on_gpu),)
+    fits = tuple(
+        _fit(
+            resident(shape, packing, context),
+            room_of(shape, demand, packing, config),
+            allocations,
+            mean_tokens,
         )
-        for weights, kv in STEPS
+        for packing in packings
     )
     return CapacityReport(
         shape=shape,
@@ -262,19 +175,12 @@ def plan_capacity(
         memory_bytes=memory_bytes,
         context=context,
         demand=demand,
-        by_context=tuple(resident(shape, BF16, BF16, tokens) for tokens in CONTEXTS),
-        steps=steps,
-        blocks=account(kv_shape(shape), device, config.heap_bytes),
+        by_context=tuple(resident(shape, packings[0], tokens) for tokens in CONTEXTS),
         allocations=allocations,
         mean_tokens=mean_tokens,
-        fits=tuple(
-            _fit(
-                packing, room_of(shape, demand, packing, config), allocations, context, mean_tokens
-            )
-            for packing in WEIGHT_PACKINGS
-        ),
+        fits=fits,
         problem=unserved(shape.spec, kv_backend),
-        crowd=_crowd(shape, device, demand, allocations, arrivals, context, config),
+        crowd=_crowd(shape, device, fits, allocations, arrivals, context, config),
     )
 
 
@@ -320,13 +226,11 @@ def allocations_of(
     )
 
 
-def _fit(
-    weights: Packing, room: Room, allocations: Sequence[Allocation], context: int, mean_tokens: int
-) -> Fit:
-    own = allocations[-1].layout
+def _fit(needed: Resident, room: Room, allocations: Sequence[Allocation], mean_tokens: int) -> Fit:
+    own, context = allocations[-1].layout, needed.context
     tokens = room.kv_bytes // own.heap_bytes * own.heap_tokens
     return Fit(
-        weights,
+        needed,
         room,
         tokens if tokens >= min(SMALLEST_CONTEXT_TOKENS, context) else 0,
         tuple(allocation.fit(room, context) for allocation in allocations),
@@ -337,23 +241,18 @@ def _fit(
 def _crowd(
     shape: ModelShape,
     device: Device,
-    demand: MemoryDemand,
+    fits: Sequence[Fit],
     allocations: Sequence[Allocation],
     arrivals: Sequence[Arrival],
     context: int,
     config: EngineConfig,
 ) -> Crowd | None:
-    """Run the simulation. Quantized weights stay as stored; other weights get the widest packing
-    that fits. Return None if no packing fits."""
-    own = shape.quantization
-    packings = WEIGHT_PACKINGS if own is None else (own_packing(own, on_gpu=device.on_gpu),)
-    for weights in packings:
-        room = room_of(shape, demand, weights, config)
-        if all(allocation.fit(room, context) for allocation in allocations):
-            break
-    else:
+    """Simulate the workload with the widest weights that fit."""
+    served = [fit for fit in fits if all(fit.whole_context)]
+    if not served:
         return None
-    cost = CostModel.of(shape, device, weights, BF16)
+    weights, room = served[0].weights, served[0].room
+    cost = CostModel.of(shape, device, weights)
     reports = [
         Simulation(
             allocation.layout,

@@ -1,11 +1,12 @@
 """The speed and memory of known devices, and the time of a model's step on each device.
 
 Memory and bandwidth are Apple's specifications of each chip's largest configuration
-(support.apple.com, "Tech Specs"). Apple publishes no arithmetic rate: ``ops_per_s`` is an
-**estimate**, GPU cores x 128 lanes x 2 operations x clock. Clocks are measured for M1 and M2
-(github.com/philipturner/metal-benchmarks), and about 1.4 GHz for M3 and 1.6 GHz for M4. M5's rate
-is four times M4's, after Apple's "over 4x the peak GPU compute for AI" (press releases of October
-2025, March 2026). Real kernels reach about two thirds of these rates, so real times are longer.
+(support.apple.com, "Tech Specs"), and of smaller ones that read less. Apple publishes no arithmetic
+rate: ``ops_per_s`` is an **estimate**, GPU cores x 128 lanes x 2 operations x clock. Clocks are
+measured for M1 and M2 (github.com/philipturner/metal-benchmarks), and about 1.4 GHz for M3 and 1.6
+GHz for M4. M5 and M6 count four times, after Apple's "over 4x the peak GPU compute for AI" (press
+releases of October 2025 and March 2026). Real kernels reach perhaps two thirds of these peaks:
+planned times are lower bounds.
 
 macOS limits the GPU's part of the memory (``recommendedMaxWorkingSetSize``): to two thirds of 16
 and 32 GiB (llama-cpp-python issue 687, ollama issue 434), and to three quarters from 36 GiB on
@@ -29,16 +30,11 @@ LARGE_MEMORY_BYTES = 36 * GIB
 
 # The estimated time that a step of 36 layers takes to run Python code and launch 400 kernels.
 APPLE_STEP_OVERHEAD_S = 2e-3
-# The time of a batch of 1 to 2048 Metal mappings, one page each. On an M1 Max, others measured 0.13
-# to 0.16 ms (the "pie" probe).
-APPLE_MAPPING_BATCH_S = 0.15e-3
-# The time of one mmap(MAP_FIXED) of a memfd, measured on a Linux machine with two Xeon cores.
-MMAP_CALL_S = 3.2e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device's numbers that determine how long steps and mappings of memory take."""
+    """The figures that determine what fits, and a step's time."""
 
     name: str
     memory_bytes: int
@@ -51,11 +47,14 @@ class Device:
     """The part of a step's time that does not depend on the step's size."""
     page_bytes: int
     """The smallest page that the device can map."""
-    mapping_batch_s: float
-    """The time of a batch of mappings, whatever the number of mappings."""
-    mapping_s: float
-    """The time that each mapping adds to its batch."""
     on_gpu: bool
+    smaller: "Device | None" = None
+    """The chip with fewer GPU cores, which Macs with at most ``smaller.memory_bytes`` have."""
+
+    def with_memory(self, memory_bytes: int) -> "Device":
+        """Return the configuration of the chip that Macs with so much memory have."""
+        smaller = self.smaller
+        return smaller if smaller is not None and memory_bytes <= smaller.memory_bytes else self
 
     def working_set_bytes(self, memory_bytes: int) -> int:
         if not self.on_gpu:
@@ -66,8 +65,16 @@ class Device:
 
 
 def _apple(
-    name: str, memory_gib: int, gigabytes_per_s: float, cores: int, ghz: float, speed_up: float = 1
+    name: str,
+    memory_gib: int,
+    gigabytes_per_s: float,
+    cores: int,
+    ghz: float,
+    speed_up: float = 1,
+    *,
+    smaller: tuple[int, float, int] | None = None,
 ) -> Device:
+    """smaller: memory, bandwidth and cores of the smaller configuration."""
     return Device(
         name=name,
         memory_bytes=memory_gib * GIB,
@@ -75,23 +82,20 @@ def _apple(
         ops_per_s=cores * LANES_PER_CORE * OPS_PER_LANE * ghz * 1e9 * speed_up,
         step_overhead_s=APPLE_STEP_OVERHEAD_S,
         page_bytes=16 * KIB,
-        mapping_batch_s=APPLE_MAPPING_BATCH_S,
-        mapping_s=0.0,
         on_gpu=True,
+        smaller=None if smaller is None else _apple(name, *smaller, ghz, speed_up),
     )
 
 
-# The project's test machine, with two Xeon cores and AVX-512. The bandwidth was measured by reading
-# memory, the operations by OpenBLAS in float32.
+# The project's test machine, two Xeon cores with AVX-512. The bandwidth was measured by a read
+# probe, the operations by OpenBLAS in float32, the overhead by the demo model's steps of 0.6 ms.
 CPU = Device(
     name="cpu",
     memory_bytes=24 * GIB,
     bytes_per_s=40e9,
     ops_per_s=200e9,
-    step_overhead_s=5e-3,
+    step_overhead_s=0.5e-3,
     page_bytes=4 * KIB,
-    mapping_batch_s=0.0,
-    mapping_s=MMAP_CALL_S,
     on_gpu=False,
 )
 
@@ -106,14 +110,16 @@ DEVICES = (
     _apple("M2 Ultra", 192, 800, 76, 1.398),
     _apple("M3", 24, 100, 10, 1.4),
     _apple("M3 Pro", 36, 150, 18, 1.4),
-    _apple("M3 Max", 128, 400, 40, 1.4),
+    _apple("M3 Max", 128, 400, 40, 1.4, smaller=(36, 300, 30)),
     _apple("M3 Ultra", 512, 819, 80, 1.4),
     _apple("M4", 32, 120, 10, 1.58),
     _apple("M4 Pro", 64, 273, 20, 1.58),
-    _apple("M4 Max", 128, 546, 40, 1.58),
+    _apple("M4 Max", 128, 546, 40, 1.58, smaller=(36, 410, 32)),
     _apple("M5", 32, 153, 10, 1.58, speed_up=4),
     _apple("M5 Pro", 64, 307, 20, 1.58, speed_up=4),
-    _apple("M5 Max", 128, 614, 40, 1.58, speed_up=4),
+    _apple("M5 Max", 128, 614, 40, 1.58, speed_up=4, smaller=(36, 460, 32)),
+    _apple("M5 Ultra", 512, 1200, 80, 1.58, speed_up=4),
+    _apple("M6", 32, 170, 12, 1.58, speed_up=4, smaller=(24, 153, 12)),
     CPU,
 )
 
@@ -161,7 +167,7 @@ class CostModel:
     """The bytes of one sequence's recurrent states."""
 
     @classmethod
-    def of(cls, shape: ModelShape, device: Device, weights: Packing, kv: Packing) -> "CostModel":
+    def of(cls, shape: ModelShape, device: Device, weights: Packing) -> "CostModel":
         spec = shape.spec
         embedding = spec.vocab_size * spec.hidden_size
         layers = shape.matrix_numbers - embedding * (1 if spec.tied_embeddings else 2)
@@ -174,7 +180,7 @@ class CostModel:
             # Count the embedding's matrix once, as the output head: a lookup reads only a few rows.
             weights_bytes=weights.bytes_of(layers - experts + embedding)
             + VECTOR_BYTES * shape.vector_numbers,
-            kv_bytes_per_token=kv_bytes_per_token(shape, kv),
+            kv_bytes_per_token=kv_bytes_per_token(shape),
             ops_per_token=2 * (layers - experts + active)
             + sum(STATE_OPS * net.values_width * net.key_dim for net in spec.recurrences),
             ops_per_row=2 * embedding,

@@ -111,17 +111,13 @@ BF16 = Packing("bf16", 16)
 Q8 = affine(8)
 Q4 = affine(4)
 WEIGHT_PACKINGS = (BF16, Q8, Q4)
-# Pairs of a packing for weights and a packing for K and V, from 16 bits to the smallest. Weights
-# shrink before K and V, because weights are packed only once.
-STEPS = ((BF16, BF16), (Q8, BF16), (Q8, Q8), (Q4, BF16), (Q4, Q8), (Q4, Q4))
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """The memory of a model and one sequence of ``context`` tokens."""
+    """The memory of a model and one sequence of ``context`` tokens, whose K and V are bf16."""
 
     weights: Packing
-    kv: Packing
     context: int
     weights_bytes: int
     kv_bytes: int
@@ -142,8 +138,9 @@ def weights_bytes(shape: ModelShape, packing: Packing) -> int:
     return packing.bytes_of(shape.matrix_numbers) + VECTOR_BYTES * shape.vector_numbers
 
 
-def kv_bytes_per_token(shape: ModelShape, packing: Packing) -> int:
-    return packing.bytes_of(shape.kv_numbers_per_token)
+def kv_bytes_per_token(shape: ModelShape) -> int:
+    """Return the bytes of a token's K and V in bf16."""
+    return BF16.bytes_of(shape.kv_numbers_per_token)
 
 
 def kv_shape(shape: ModelShape) -> KVShape:
@@ -162,13 +159,12 @@ def states_bytes(shape: ModelShape) -> int:
     return SLOTS_PER_SEQUENCE * slot_bytes(shape)
 
 
-def resident(shape: ModelShape, weights: Packing, kv: Packing, context: int) -> Resident:
+def resident(shape: ModelShape, weights: Packing, context: int) -> Resident:
     return Resident(
         weights,
-        kv,
         context,
         weights_bytes(shape, weights),
-        context * kv_bytes_per_token(shape, kv),
+        context * kv_bytes_per_token(shape),
         states_bytes(shape),
     )
 

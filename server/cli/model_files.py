@@ -107,10 +107,17 @@ def make_plan(
     of memory for K and V; None means that a kind is chosen now, which tests the GPU. Raises
     SettingError, which names the size that does not fit."""
     config = engine_config(settings)
-    try:
+    with planning_errors():
         if choice is not None:
             return plan_on(choice, config, checkpoint, budget_bytes)
         return plan_for_this_machine(config, checkpoint, budget_bytes)
+
+
+@contextmanager
+def planning_errors() -> Iterator[None]:
+    """Turn the errors of a plan into SettingError, which names the size that does not fit."""
+    try:
+        yield
     except (BudgetError, LayoutError, KVBackendError) as error:
         raise SettingError(str(error)) from error
 

@@ -2,35 +2,85 @@
 
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.kv_backend import metal_device
 from engine.machine import machine_memory
-from engine.planning.capacity import CapacityReport, plan_capacity
+from engine.models.checkpoint import Checkpoint
+from engine.planning.capacity import CHUNK_TOKENS, CapacityReport, plan_capacity
 from engine.planning.devices import Device, device_names, find_device, this_device
-from engine.planning.memory import BF16, kv_bytes_per_token, read_shape, slot_bytes
-from kvcache.layout import LayoutError
+from engine.planning.estimate import (
+    Estimate,
+    checkpoint_without_weights,
+    estimate,
+    in_four_bits,
+    plan_elsewhere,
+)
+from engine.planning.memory import ModelShape, kv_bytes_per_token, read_shape, slot_bytes
 from kvcache.memory_budget import gib
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model
 from server.catalogue.local_models import shape_problem
-from server.cli.model_files import ModelError, check_found, checkpoint_of, make_plan, model_errors
-from server.cli.sentences import table
+from server.cli.model_files import (
+    ModelError,
+    check_found,
+    checkpoint_of,
+    model_errors,
+    planning_errors,
+)
+from server.cli.models import Machine
+from server.cli.sentences import table, tokens_label
 from server.cli.settings import read_settings
-from server.config import Config, SettingError, engine_config, parse_size
+from server.config import SettingError, engine_config, parse_size
 
 COLUMNS = 100
 GIB = 1024**3
 KIB = 1024
-MICROSECONDS = 1e6
 INDENT = "  "
-# Mean sequence lengths in the table of page sizes; the picture shows more lengths.
-SHOWN_MEANS = (1024, 4096)
-# Sequence lengths in tokens. No length fills its last block, so that the table shows waste.
-SHOWN_LENGTHS = (100, 300, 1000, 3000, 10000, 30000)
 DEFAULT_CONTEXT = 32 * 1024
 MIN_CONTEXT = 2
+# What the speeds of one chat are given for, in tokens.
+SHORT_CONTEXT, LONG_CONTEXT, LONG_PROMPT = 1024, 32 * 1024, 4 * 1024
+# Chats that share a prompt of LONG_PROMPT tokens, in the sentence on what pages save.
+SHARING_CHATS = 8
 NO_MATPLOTLIB = "--out draws with matplotlib, which is not installed: pip install 'quire[plan]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A machine to plan for."""
+
+    device: Device
+    memory_bytes: int
+    working_set_bytes: int | None
+    """The memory that the GPU may use, where it has been asked."""
+    here: bool
+    """Whether it is this machine as it is now."""
+
+    @classmethod
+    def of(cls, name: str | None, memory: str | None) -> "Target":
+        """Return the machine of the options --device and --memory. Raises SettingError."""
+        device = this_device() if name is None else find_device(name)
+        if device is None:
+            known = ", ".join(device_names())
+            raise SettingError(f"--device {name!r} is not known; known are {known}")
+        size, working_set = device.memory_bytes, None
+        if memory is not None:
+            try:
+                size = parse_size(memory)
+            except ValueError as error:
+                raise SettingError(f"--memory {memory!r} is not a size such as 24GiB") from error
+        elif name is None:
+            metal = metal_device() if device.on_gpu else None
+            size = machine_memory().total_bytes
+            working_set = metal.working_set_bytes if metal else None
+        return cls(device.with_memory(size), size, working_set, name is None and memory is None)
+
+    def __str__(self) -> str:
+        name = self.device.name if self.device.on_gpu else "a CPU"
+        return f"{name} with {gibs(self.memory_bytes)} GiB"
 
 
 def plan_model(
@@ -42,39 +92,40 @@ def plan_model(
     device: str | None = None,
     out: Path | None = None,
 ) -> str:
-    """Return a model's plan as text; fetch no weights. context: in tokens; None means 32768, or the
-    model's limit if lower. memory: such as 24GiB; None means all of the device's. device: a name;
-    None means this machine. out: a folder for pictures. Raises StartError."""
-    settings = read_settings(file, {})
-    target = _device(device)
-    memory_bytes, working_set_bytes = _memory_bytes(memory, target, here=device is None)
+    """Return a model's plan as text; fetch no weights. context: in tokens; None means what fits,
+    and for the tables 32768 at most. memory: such as 24GiB; None means all of the device's. device:
+    a name; None means this machine. out: a folder for pictures. Raises StartError."""
+    if context is not None and context < MIN_CONTEXT:
+        raise SettingError(f"--context is {context} tokens; it must be {MIN_CONTEXT} at least")
+    settings = read_settings(file, {"engine": {"max_model_len": context}})
+    target = Target.of(device, memory)
     with model_errors(), FolderReader() as reader:
         model = find_model(name, settings.models.folders, files=CONFIG_FILES, reader=reader)
         if problem := reader.read(shape_problem, model.folder):
             raise ModelError(problem)
         shape = read_shape(model.folder)
-        has_weights = model.missing or any(model.folder.glob("*.safetensors"))
-        if has_weights:
+        if model.missing or any(model.folder.glob("*.safetensors")):
             check_found(reader, model, settings, tokenizer=False)
+            checkpoint = checkpoint_of(model, settings)
+        else:
+            checkpoint = checkpoint_without_weights(model.folder, shape)
     if context is None:
         context = min(DEFAULT_CONTEXT, shape.max_position_embeddings)
-    if context < MIN_CONTEXT:
-        raise SettingError(f"--context is {context} tokens; it must be {MIN_CONTEXT} at least")
-    here = f"This machine: {model.folder} holds no weights that could be served."
-    if has_weights:
-        here = _on_this_machine(settings, model)
-    try:
+    with planning_errors():
         report = plan_capacity(
             shape,
-            target,
-            memory_bytes,
+            target.device,
+            target.memory_bytes,
             context,
             engine_config(settings),
-            working_set_bytes=working_set_bytes,
+            working_set_bytes=target.working_set_bytes,
         )
-    except LayoutError as error:
-        raise SettingError(str(error)) from error
-    lines = [here, "", *report_lines(report)]
+    planned, problem = _estimate_or_four_bits(Machine(settings), target, shape, checkpoint)
+    lines = [*answers(target, planned, problem), "", "Details", "", *_notes(model)]
+    if planned is not None:
+        plan = planned.plan
+        lines += [*plan.memory.lines(), *([plan.device, *plan.warnings] if target.here else []), ""]
+    lines += report_lines(report)
     if out is None:
         lines.append("Pictures: --out FOLDER draws them.")
     else:
@@ -82,37 +133,75 @@ def plan_model(
     return "\n".join(lines)
 
 
-def _device(name: str | None) -> Device:
-    if name is None:
-        return this_device()
-    device = find_device(name)
-    if device is None:
-        raise SettingError(f"--device {name!r} is not known; known are {', '.join(device_names())}")
-    return device
+def read_estimate(machine: Machine, target: Target, folder: Path) -> Estimate:
+    """Return the estimate of a model from its ``config.json`` alone. Raises SettingError, which
+    names the size that does not fit."""
+    shape = read_shape(folder)
+    return _estimate(machine, target, shape, checkpoint_without_weights(folder, shape))
 
 
-def _memory_bytes(size: str | None, device: Device, *, here: bool) -> tuple[int, int | None]:
-    """Return the memory in bytes, and the bytes that the GPU may use (None if unknown)."""
-    if size is not None:
-        try:
-            return parse_size(size), None
-        except ValueError as error:
-            raise SettingError(f"--memory {size!r} is not a size such as 24GiB") from error
-    if not here:
-        return device.memory_bytes, None
-    metal = metal_device() if device.on_gpu else None
-    return machine_memory().total_bytes, metal.working_set_bytes if metal else None
+def _estimate(
+    machine: Machine, target: Target, shape: ModelShape, checkpoint: Checkpoint
+) -> Estimate:
+    config = engine_config(machine.settings)
+    if target.here:
+        return estimate(shape, machine.plan(checkpoint), target.device, config)
+    where = target.device, target.memory_bytes, target.working_set_bytes
+    with planning_errors():
+        return estimate(shape, plan_elsewhere(config, checkpoint, *where), target.device, config)
 
 
-def _on_this_machine(settings: Config, model: FoundModel) -> str:
-    """Return a text that says how the model fills this machine's memory, or why it cannot."""
-    with model_errors():
-        checkpoint = checkpoint_of(model, settings)
+def _estimate_or_four_bits(
+    machine: Machine, target: Target, shape: ModelShape, checkpoint: Checkpoint
+) -> tuple[Estimate | None, str]:
+    """Return an estimate, and the reason why the model does not fit as it is stored, or "": then
+    the estimate is that of the model in MLX's 4 bits, or None."""
     try:
-        plan = make_plan(settings, checkpoint)
+        return _estimate(machine, target, shape, checkpoint), ""
     except SettingError as error:
-        return f"This machine cannot serve it: {error}"
-    return "\n".join([*_notes(model), *plan.lines(), *plan.warnings])
+        if shape.quantization is None:
+            packed = in_four_bits(shape, checkpoint, on_gpu=target.device.on_gpu)
+            with suppress(SettingError):
+                return _estimate(machine, target, *packed), str(error)
+        return None, str(error)
+
+
+def answers(target: Target, planned: Estimate | None, problem: str) -> list[str]:
+    """Return five lines: whether a model fits, its context, its chats, and how fast it is."""
+    if planned is None:
+        return _rows(f"no, not on {target}: {problem}", *["none"] * 4)
+    memory, spec = planned.plan.memory, planned.plan.checkpoint.spec
+    longest, known = memory.max_model_len, spec.max_position_embeddings
+    short, long, prompt = (min(n, longest) for n in (SHORT_CONTEXT, LONG_CONTEXT, LONG_PROMPT))
+    speeds = [
+        f"{rate(planned.decode_tokens_per_s(n))} at {tokens_label(n)}"
+        for n in sorted({short, long})
+    ]
+    chats = [f"{planned.chats(n)} of {n} tokens" for n in sorted({prompt, longest})]
+    fits = (
+        f"yes, on {target}: weights take {gib(memory.demand.weights_bytes)}, K and V up to "
+        f"{gib(memory.kv_budget_bytes)}"
+    )
+    return _rows(
+        f"no, not on {target}: {problem}" if problem else fits,
+        f"{longest} tokens{' in 4 bits' if problem else ''}"
+        f"{f' of the {known} that the model knows' if longest < known else ''}",
+        ", ".join(chats),
+        f"{', '.join(speeds)} tokens of context (computed, not measured: "
+        f"{target.device.bytes_per_s / 1e9:.0f} GB/s)",
+        f"{rate(planned.first_token_s(prompt))} s for a prompt of {tokens_label(prompt)} tokens "
+        f"(computed, not measured: {target.device.ops_per_s / 1e12:.1f} Tops/s)",
+    )
+
+
+def _rows(*texts: str) -> list[str]:
+    names = ("fits", "context", "chats at once", "tokens/s of one chat", "first token")
+    width = max(map(len, names))
+    return [f"{name.ljust(width)}  {text}" for name, text in zip(names, texts, strict=True)]
+
+
+def rate(per_s: float) -> str:
+    return f"{per_s:.0f}" if per_s >= 10 else f"{per_s:.1f}"
 
 
 def _notes(model: FoundModel) -> list[str]:
@@ -139,7 +228,7 @@ def _draw(report: CapacityReport, folder: Path, model: str) -> list[str]:
 
 
 def report_lines(report: CapacityReport) -> Iterator[str]:
-    for part in (_head, _by_context, _quantisation, _committed, _blocks, _fits, _crowd, _advice):
+    for part in (_fits, _crowd):
         yield from part(report)
         yield ""
 
@@ -161,124 +250,34 @@ def note(text: str) -> Iterator[str]:
     yield from prose(text, INDENT)
 
 
-def _head(report: CapacityReport) -> Iterator[str]:
-    shape, device, demand = report.shape, report.device, report.demand
-    yield f"Capacity on {device.name} with {gibs(report.memory_bytes)} GiB"
-    of_gpu = f"Its GPU may use {gibs(demand.machine_bytes)} GiB of these. " if device.on_gpu else ""
-    yield from note(
-        f"{of_gpu}{shape.parameters / 1e6:.0f} million parameters; the device reads "
-        f"{device.bytes_per_s / 1e9:.0f} GB/s and does {device.ops_per_s / 1e12:.1f} Tops/s, at "
-        f"its peak. {gibs(demand.usable_bytes - demand.fixed_bytes)} GiB are there for weights, K "
-        f"and V: {gibs(demand.headroom_bytes)} are left to other programs, activations take "
-        f"{gibs(demand.activation_bytes)}, MLX's cache {gibs(demand.mlx_cache_bytes)}, "
-        f"compiled grammars {gibs(demand.grammar_bytes)}."
-    )
-    if report.problem is not None:
-        yield from note(f"This is what would fit, and is not served there: {report.problem}.")
-
-
-def _by_context(report: CapacityReport) -> Iterator[str]:
-    first = report.by_context[0]
-    yield f"Weights against K and V by context, in GiB, both {first.kv.name}"
-    per_token = kv_bytes_per_token(report.shape, first.kv)
-    states = bool(first.states_bytes)
-    beside = (
-        f" Beside that a sequence may have {gibs(first.states_bytes)} GiB, however long it is: the "
-        f"states of its recurrent layers, in slots of {gibs(slot_bytes(report.shape))}."
-    )
-    yield from note(f"Every token of context costs {per_token / KIB:g} KiB.{beside * states}")
-    known = report.shape.max_position_embeddings
-    rows = [
-        (
-            f"{r.context}" + (" *" if r.context > known else ""),
-            gibs(r.weights_bytes),
-            gibs(r.kv_bytes),
-            *([gibs(r.states_bytes)] if states else []),
-            gibs(r.total_bytes),
-            f"{r.kv_bytes / r.total_bytes:.0%}",
-        )
-        for r in report.by_context
-    ]
-    kept = ("K and V", "states") if states else ("K and V",)
-    yield from table(("context", "weights", *kept, "resident", "K and V share"), rows, INDENT)
-    if report.by_context[-1].context > known:
-        yield from note(f"* beyond the {known} positions that the model knows")
-
-
-def _quantisation(report: CapacityReport) -> Iterator[str]:
-    yield f"What quantisation buys at {report.context} tokens, in GiB"
-    yield from note(
-        "q8 and q4 are MLX's groups of 64: 8.5 and 4.5 bits per number. Room is what the weights "
-        "leave to K and V, contexts are the sequences of full length that it holds. quire keeps K "
-        "and V in bf16 or float32: rows ending in /q8 or /q4 are hypothetical."
-    )
-    first = report.steps[0].resident
-    rows = [
-        (
-            f"{step.resident.weights.name}/{step.resident.kv.name}",
-            gibs(step.resident.weights_bytes),
-            gibs(step.resident.kv_bytes),
-            gibs(step.resident.total_bytes),
-            gibs(first.total_bytes - step.resident.total_bytes),
-            gibs(step.room.kv_bytes),
-            str(step.contexts),
-        )
-        for step in report.steps
-    ]
-    head = ("weights/KV", "weights", "K and V", "resident", "saved", "room", "contexts")
-    yield from table(head, rows, INDENT)
-
-
-def _committed(report: CapacityReport) -> Iterator[str]:
-    yield "What one sequence is charged by its length, in GiB"
-    yield from note("Used is what its tokens fill; the rest is committed and empty.")
-    lengths = [tokens for tokens in SHOWN_LENGTHS if tokens < report.context] + [report.context]
-    per_token = kv_bytes_per_token(report.shape, BF16)
-    rows = [
-        (
-            str(tokens),
-            gibs(tokens * per_token),
-            *(gibs(a.committed_bytes(tokens)) for a in report.allocations),
-        )
-        for tokens in lengths
-    ]
-    yield from table(("tokens", "used", *(a.name for a in report.allocations)), rows, INDENT)
-
-
-def _blocks(report: CapacityReport) -> Iterator[str]:
-    yield "What a page size costs"
-    yield from note(
-        "Waste is the empty end of a sequence's last block. Mappings are those of one sequence: "
-        "if its blocks follow each other in memory, to if they lie anywhere. Time is spent on "
-        "mapping, for each new token of a sequence."
-    )
-    rows = [
-        (
-            f"{a.page_bytes // KIB} KiB",
-            str(a.tokens_per_block),
-            str(a.mean_tokens),
-            f"{a.waste:.1%}",
-            f"{a.mappings_merged} to {a.mappings_scattered}",
-            f"{a.table_bytes / KIB:.1f} KiB",
-            f"{a.mapping_s_per_token * MICROSECONDS:.1f} us",
-        )
-        for a in report.blocks
-        if a.mean_tokens in SHOWN_MEANS
-    ]
-    head = ("page", "tokens/block", "mean length", "waste", "mappings", "page table", "time")
-    yield from table(head, rows, INDENT)
-
-
 def _fits(report: CapacityReport) -> Iterator[str]:
-    yield "How many sequences fit"
+    yield "What pages buy"
+    token = kv_bytes_per_token(report.shape)
+    shared = (SHARING_CHATS - 1) * LONG_PROMPT * token
+    dense, chunks, own = report.fits[-1].mean_length
+    states = (
+        f", and a sequence up to {gib(report.fits[0].resident.states_bytes)} for the states of its "
+        "recurrent layers"
+    )
+    fits = (
+        f"Sequences of {report.mean_tokens} tokens (the mean of the crowd below) fit {own} times "
+        f"into pages, {chunks} times into {CHUNK_TOKENS}-token chunks, and {dense} times where "
+        f"each has all of {report.context} tokens from the start. "
+    )
     yield from note(
-        f"At {report.context} tokens each, and at {report.mean_tokens} each (the mean of the "
-        "crowd below) by how their K and V are allocated. Tokens are those of all sequences "
-        "together; weights are refused that leave too few for a short conversation."
+        f"{fits * bool(own)}A token takes {token / KIB:g} KiB"
+        f"{states * bool(slot_bytes(report.shape))}. Pages are shared: {SHARING_CHATS} chats "
+        f"with the same first {LONG_PROMPT} tokens hold them once, which saves {gib(shared)}."
+    )
+    yield from note(
+        "Room is what the weights leave to K and V, tokens are those of all sequences together; "
+        "weights are refused that leave too few for a short conversation. q8 and q4 are MLX's "
+        "groups of 64: 8.5 and 4.5 bits per number."
     )
     rows = [
         (
             fit.weights.name,
+            gibs(fit.resident.weights_bytes),
             gibs(fit.room.kv_bytes),
             str(fit.tokens or "refused"),
             str(fit.whole_context[-1]),
@@ -287,9 +286,8 @@ def _fits(report: CapacityReport) -> Iterator[str]:
         for fit in report.fits
     ]
     names = [f"{report.mean_tokens}: {a.name}" for a in report.allocations]
-    yield from table(
-        ("weights", "room (GiB)", "tokens", f"{report.context} each", *names), rows, INDENT
-    )
+    head = ("weights", "GiB", "room (GiB)", "tokens", f"{report.context} each", *names)
+    yield from table(head, rows, INDENT)
 
 
 def _crowd(report: CapacityReport) -> Iterator[str]:
@@ -328,23 +326,3 @@ def _crowd(report: CapacityReport) -> Iterator[str]:
         "tokens/s",
     )
     yield from table(head, rows, INDENT)
-
-
-def _advice(report: CapacityReport) -> Iterator[str]:
-    """Yield a text that names the widest type of weights that fits."""
-    conditions = f"For {gibs(report.memory_bytes)} GiB and {report.context} tokens:"
-    served = [fit for fit in report.fits if fit.whole_context[-1]]
-    if not served:
-        shorter = [
-            f"{fit.tokens} tokens with {fit.weights.name}" for fit in report.fits if fit.tokens
-        ]
-        instead = f"context ({', '.join(shorter)})" if shorter else "model"
-        yield from prose(
-            f"{conditions} no weights leave room for one sequence; take a smaller {instead}."
-        )
-        return
-    counts = [f"{fit.whole_context[-1]} with {fit.weights.name}" for fit in served]
-    yield from prose(
-        f"{conditions} {served[0].weights.name} weights are the widest that fit. Sequences of "
-        f"full length at once: {', '.join(counts)}."
-    )

@@ -43,3 +43,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") 
         cells = [row[0].ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         yield (indent + "  ".join(cells)).rstrip()
+
+
+def tokens_label(tokens: int) -> str:
+    """Format a number of tokens, such as 2k for 2048."""
+    return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)

@@ -1,5 +1,4 @@
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,20 +10,13 @@ from engine.models.checkpoint import promised_checkpoint
 from engine.models.config import Quantization
 from engine.planning import capacity
 from engine.planning.capacity import (
-    MEAN_LENGTHS,
-    PAGE_SIZES,
-    TABLE_ENTRY_BYTES,
     CapacityReport,
-    account,
-    block_account,
     plan_capacity,
-    tail_tokens,
 )
 from engine.planning.devices import CPU, Device, find_device
 from engine.planning.memory import ModelShape, read_shape
-from kvcache.block import Block, PageTable, SparseBuffer
 from kvcache.kv_backends import KVBackend, KVBackendChoice
-from kvcache.layout import KVShape, KVSpec, LayoutError, paged_layout
+from kvcache.layout import LayoutError
 from tests.engines import CONFIG
 from tests.families import PUBLISHED
 from tests.models import QWEN3_4B, write_config
@@ -76,11 +68,10 @@ def test_what_is_left_to_the_cache_is_what_serving_would_leave(
     served = plan_engine(config, checkpoint, machine, choice).memory.demand
     assert served.usable_bytes == 10.5 * GIB
     assert report.demand == replace(served, weights_bytes=0)
-    assert report.steps[0].room.kv_bytes == served.usable_bytes - served.fixed_bytes
-    for step in report.steps:
-        left = report.demand.usable_bytes - report.demand.fixed_bytes - step.resident.weights_bytes
-        assert step.room.kv_bytes == max(0, left)
-        assert step.contexts == step.room.kv_bytes // step.resident.kv_bytes
+    assert report.fits[0].room.kv_bytes == served.usable_bytes - served.fixed_bytes
+    for fit in report.fits:
+        left = report.demand.usable_bytes - report.demand.fixed_bytes - fit.resident.weights_bytes
+        assert fit.room.kv_bytes == max(0, left)
 
 
 def test_a_gpu_that_says_what_it_may_use_is_believed(qwen3_4b: ModelShape, device: Device) -> None:
@@ -101,7 +92,7 @@ def test_what_quire_would_start_with_is_told_in_tokens(
     """Of a working set of 5.33 GiB; serving and planning agree, and refuse the same."""
     report = plan_capacity(qwen3_4b, device, 8 * GIB, CONTEXT, SERVER)
     folder = write_config(tmp_path, QWEN3_4B, quantization={"group_size": 64, "bits": 4})
-    checkpoint = promised_checkpoint(folder, report.steps[-1].resident.weights_bytes)
+    checkpoint = promised_checkpoint(folder, report.fits[-1].resident.weights_bytes)
     machine = gpu_memory(MachineMemory(8 * GIB, GIB), 8 * GIB * 2 // 3)
     config = replace(SERVER, max_model_len=CONTEXT, kv_budget_bytes=None)
     memory = plan_engine(config, checkpoint, machine, KVBackendChoice(KVBackend.SPARSE, ())).memory
@@ -137,7 +128,7 @@ def test_the_crowd_runs_in_the_widest_packing_that_fits(
     small = plan_capacity(qwen3_4b, device, 12 * GIB, CONTEXT, SERVER)
     assert small.crowd is not None
     assert small.crowd.weights.name == "q8"
-    assert small.steps[0].contexts == 0
+    assert small.fits[0].whole_context[-1] == 0
 
 
 def test_the_crowd_of_a_packed_model_runs_in_its_own_packing(
@@ -152,7 +143,7 @@ def test_the_crowd_of_a_packed_model_runs_in_its_own_packing(
 def test_no_crowd_runs_where_not_one_sequence_fits(qwen3_4b: ModelShape, device: Device) -> None:
     report = plan_capacity(qwen3_4b, device, 3 * GIB, CONTEXT, SERVER)
     assert report.crowd is None
-    assert all(step.room.kv_bytes == 0 for step in report.steps)
+    assert all(fit.room.kv_bytes == 0 for fit in report.fits)
 
 
 def test_a_row_that_divides_no_page_is_refused(tmp_path: Path, device: Device) -> None:
@@ -173,7 +164,7 @@ def test_states_are_planned_as_serving_would_have_them(
 ) -> None:
     report = plan_capacity(read_shape(hybrid), device, memory * GIB, CONTEXT, SERVER)
     fit = report.fits[-1]
-    checkpoint = promised_checkpoint(hybrid, report.steps[-1].resident.weights_bytes)
+    checkpoint = promised_checkpoint(hybrid, report.fits[-1].resident.weights_bytes)
     machine = gpu_memory(MachineMemory(memory * GIB, memory * GIB), memory * GIB * 2 // 3)
     config = replace(SERVER, max_model_len=CONTEXT, kv_budget_bytes=None)
     served = plan_memory(config, checkpoint, machine, KVBackend.SPARSE)
@@ -191,8 +182,8 @@ def test_states_are_planned_as_serving_would_have_them(
 
 def test_a_model_without_room_for_its_states_does_not_fit(hybrid: Path, device: Device) -> None:
     report = plan_capacity(read_shape(hybrid), device, 4 * GIB, CONTEXT, SERVER)
-    assert {step.room.kv_bytes for step in report.steps} == {0}
-    assert {step.contexts for step in report.steps} == {0}
+    assert {fit.room.kv_bytes for fit in report.fits} == {0}
+    assert {fit.whole_context for fit in report.fits} == {(0, 0, 0)}
     assert report.crowd is None
 
 
@@ -203,76 +194,3 @@ def test_a_plan_says_what_is_not_served_there(tmp_path: Path, device: Device) ->
     gpu = plan_capacity(shape, device, 2 * GIB, CONTEXT, SERVER)
     assert gpu.problem is not None
     assert "heads of 64 dimensions, and the GPU's kernels know 128" in gpu.problem
-
-
-SHAPE_4B = KVShape.uniform(36, KVSpec(8, 128))
-HEAP_BYTES = 64 * KIB * KIB
-
-
-def table(blocks: Iterable[Block]) -> PageTable:
-    made = PageTable()
-    made.append(blocks, writable=True)
-    return made
-
-
-@pytest.mark.parametrize(("block", "mean"), [(1, 5), (2, 1), (32, 256), (32, 10), (128, 1000)])
-def test_the_tail_is_the_exact_mean_over_all_lengths(block: int, mean: int) -> None:
-    tails = [-length % block for length in range(1, 2 * mean)]
-    assert tail_tokens(block, mean) == pytest.approx(sum(tails) / len(tails))
-
-
-def test_long_sequences_waste_half_a_block() -> None:
-    assert tail_tokens(32, 100_000) == pytest.approx(15.5, abs=0.01)
-
-
-def test_a_larger_page_wastes_more_and_is_mapped_less_often() -> None:
-    accounts = account(SHAPE_4B, CPU, HEAP_BYTES)
-    assert [a.page_bytes for a in accounts[:: len(MEAN_LENGTHS)]] == list(PAGE_SIZES)
-    for mean in MEAN_LENGTHS:
-        lines = [a for a in accounts if a.mean_tokens == mean]
-        waste = [a.waste for a in lines]
-        assert waste == sorted(waste)
-        times = [a.mapping_s_per_token for a in lines]
-        assert times == sorted(times, reverse=True)
-        tables = [a.table_bytes for a in lines]
-        assert tables == sorted(tables, reverse=True)
-
-
-def test_the_block_of_qwen3_4b_is_accounted_for() -> None:
-    layout = paged_layout(SHAPE_4B, max_tokens=4096, heap_bytes=HEAP_BYTES, system_page_bytes=4096)
-    line = block_account(layout, layout.groups[0].page_bytes, CPU, 4096)
-    assert (line.page_bytes, line.tokens_per_block) == (64 * KIB, 32)
-    assert line.mappings_scattered == 72 * 128
-    assert line.mappings_merged == 72 * 10, "14 blocks of a heap are one mapping per region"
-    assert line.mapping_s_per_token == pytest.approx(72 * 3.2e-6 / 32)
-
-
-def test_the_mappings_are_those_of_the_page_table() -> None:
-    """But for the gap behind the last block, which the table counts as one more."""
-    layout = paged_layout(SHAPE_4B, max_tokens=4096, heap_bytes=HEAP_BYTES, system_page_bytes=4096)
-    line = block_account(layout, layout.groups[0].page_bytes, CPU, 1024)
-    full = layout.groups[0].blocks_per_heap
-    merged = table(Block(n // full, n % full) for n in range(32))
-    scattered = table(Block(0, 2 * n) for n in range(32))
-    assert SparseBuffer(0, merged).mappings(72) - 72 == line.mappings_merged
-    assert SparseBuffer(0, scattered).mappings(72) - 72 == line.mappings_scattered
-
-
-def test_a_batch_of_metal_mappings_costs_the_same_whatever_is_in_it() -> None:
-    device = find_device("M4")
-    assert device is not None
-    line = account(SHAPE_4B, device, HEAP_BYTES)[0]
-    assert line.tokens_per_block == 2
-    assert line.mapping_s_per_token == pytest.approx(0.15e-3 / 2)
-
-
-def test_the_table_costs_what_python_takes_for_it() -> None:
-    empty, full = PageTable(), table(Block(1000, n) for n in range(1000))
-    grown = sys.getsizeof(full.blocks) - sys.getsizeof(empty.blocks)
-    grown += sum(sys.getsizeof(block) for block in full.blocks)
-    assert grown == pytest.approx(1000 * TABLE_ENTRY_BYTES, rel=0.1)
-
-
-def test_a_page_that_a_row_does_not_divide_is_left_out() -> None:
-    wide = KVShape.uniform(2, KVSpec(8, 512))
-    assert {a.page_bytes for a in account(wide, CPU, HEAP_BYTES)} == set(PAGE_SIZES[1:])

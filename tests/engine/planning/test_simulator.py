@@ -52,7 +52,7 @@ def allocations(qwen3_4b: ModelShape, device: Device) -> tuple[Allocation, ...]:
 
 @pytest.fixture(scope="module")
 def cost(qwen3_4b: ModelShape, device: Device) -> CostModel:
-    return CostModel.of(qwen3_4b, device, BF16, BF16)
+    return CostModel.of(qwen3_4b, device, BF16)
 
 
 def crowd(seed: int = 0, requests: int = 32) -> list[Arrival]:

@@ -228,7 +228,7 @@ def test_a_plan_is_printed_and_nothing_is_loaded(
     result = quire("plan", tiny_model)
     assert result.exit_code == 0
     assert "kv_backend: posix" in result.stdout
-    assert "How many sequences fit" in result.stdout
+    assert "What pages buy" in result.stdout
     assert result.stderr == ""
 
 
@@ -240,8 +240,8 @@ def test_a_plan_takes_its_flags(
     flags = ["--context", "300", "--memory", "2GiB", "--device", "M4", "--out", tmp_path / "out"]
     result = quire("plan", folder, *flags)
     assert result.exit_code == 0, result.output
-    assert "Capacity on M4 with 2.00 GiB" in result.stdout
-    assert "at 300 tokens" in result.stdout
+    assert "on M4 with 2.00 GiB" in result.stdout
+    assert "300 each" in result.stdout
     assert (tmp_path / "out" / "fit.svg").is_file()
     line = one_sentence(quire("plan", folder, "--memory", "lots"), SETTINGS)
     assert line == "quire: --memory 'lots' is not a size such as 24GiB"

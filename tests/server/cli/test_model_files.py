@@ -94,9 +94,9 @@ def test_threat_21_a_mac_in_use_serves_with_a_warning_and_plan_says_what_serve_s
     (warning,) = (line for line in logged if "[warning" in line)
     assert memory.warning in warning
     assert "128.00 MiB are available now" in warning
-    planned = plan_model(str(folder), None, device="M2", context=2048)
+    planned = plan_model(str(folder), None)
     said = "\n".join(line.partition("] ")[2].strip() for line in logged)
-    for line in planned.split("\n\n")[0].splitlines():
+    for line in planned.split("\n\n")[2].splitlines():
         assert line.strip() in said
 
 

@@ -1,0 +1,85 @@
+"""Answers what users ask first of a model and a machine: what fits, and how fast it may be."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.build import EnginePlan, plan_engine
+from engine.config import EngineConfig
+from engine.machine import MachineMemory, gpu_memory
+from engine.models.checkpoint import Checkpoint, promised_checkpoint
+from engine.models.config import Quantization
+from engine.planning.capacity import Allocation, Room
+from engine.planning.devices import CostModel, Device
+from engine.planning.memory import BF16, ModelShape, Packing, own_packing, weights_bytes
+from kvcache.kv_backends import KVBackend, KVBackendChoice
+
+FOUR_BITS = Quantization(4, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The limits of a model on a machine, and its speed, computed from the device's peak rates."""
+
+    plan: EnginePlan
+    cost: CostModel
+    step_tokens: int
+    """The prompt tokens that one step computes at most."""
+
+    def chats(self, tokens: int) -> int:
+        """Return how many sequences of ``tokens`` tokens run at once."""
+        memory, slot = self.plan.memory, self.plan.memory.layout.shape.slot
+        room = Room(memory.kv_budget_bytes, memory.num_slots, slot.slot_bytes if slot else 0)
+        return min(memory.max_num_seqs, Allocation("own", memory.layout).fit(room, tokens))
+
+    def decode_tokens_per_s(self, context: int) -> float:
+        """Return the most tokens a second of one sequence alone, after ``context`` tokens."""
+        return 1 / self.cost.step_seconds([(context - 1, 1)])
+
+    def first_token_s(self, prompt: int) -> float:
+        """Return the least time from a prompt's start to its first token."""
+        starts = range(0, prompt, self.step_tokens)
+        return sum(
+            self.cost.step_seconds([(at, min(self.step_tokens, prompt - at))]) for at in starts
+        )
+
+
+def estimate(shape: ModelShape, plan: EnginePlan, device: Device, config: EngineConfig) -> Estimate:
+    stored, dtype = shape.quantization, plan.checkpoint.dtype
+    packing = Packing(dtype, 32 if dtype == "F32" else 16)
+    if stored is not None:
+        packing = own_packing(stored, on_gpu=device.on_gpu)
+    cost = CostModel.of(shape, device, packing)
+    return Estimate(plan, cost, config.max_num_batched_tokens)
+
+
+def plan_elsewhere(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    device: Device,
+    memory_bytes: int,
+    working_set_bytes: int | None = None,
+) -> EnginePlan:
+    """Plan a model on a machine with nothing else in it. working_set_bytes: what the GPU
+    may use; None is the device's default. Raises BudgetError or LayoutError."""
+    machine, backend = MachineMemory(memory_bytes, memory_bytes), KVBackend.POSIX
+    if device.on_gpu:
+        if working_set_bytes is None:
+            working_set_bytes = device.working_set_bytes(memory_bytes)
+        machine, backend = gpu_memory(machine, working_set_bytes), KVBackend.SPARSE
+    return plan_engine(config, checkpoint, machine, KVBackendChoice(backend, ()))
+
+
+def checkpoint_without_weights(folder: Path, shape: ModelShape) -> Checkpoint:
+    """Predict the checkpoint of a folder that has only ``config.json``."""
+    stored = shape.quantization
+    packing = BF16 if stored is None else own_packing(stored, on_gpu=True)
+    return promised_checkpoint(folder, weights_bytes(shape, packing))
+
+
+def in_four_bits(
+    shape: ModelShape, checkpoint: Checkpoint, *, on_gpu: bool
+) -> tuple[ModelShape, Checkpoint]:
+    """Return the same model as it would be in MLX's 4 bits."""
+    size = weights_bytes(shape, own_packing(FOUR_BITS, on_gpu=on_gpu))
+    packed = replace(checkpoint, stored_bytes=size, packed_bytes=size)
+    return replace(shape, quantization=FOUR_BITS), packed
