@@ -144,6 +144,10 @@ ModelName = Annotated[
         "the last part of the name of a model that is here."
     ),
 ]
+OptionalModel = Annotated[
+    str | None,
+    typer.Argument(metavar="[MODEL]", help="As for `quire serve`. Without: what fits is listed."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Host = Annotated[str | None, _flag("server.host", "Address of the server.")]
 Port = Annotated[int | None, _flag("server.port", "Port of the server.")]
@@ -202,8 +206,31 @@ def serve(
 
 
 @app.command()
+def run(
+    model: OptionalModel = None,
+    question: Annotated[
+        str | None, typer.Argument(help="Print the answer and end; also from a pipe.")
+    ] = None,
+    config: File = None,
+) -> None:
+    """Chat with a model in the terminal.
+
+    A running quire that serves the model answers; else the model is loaded for this chat alone.
+    """
+    with one_sentence():
+        if model is None:
+            from server.cli.suggestions import suggest
+
+            typer.echo(suggest(config))
+            return
+        from server.cli.run import run_model
+
+        run_model(model, question, config)
+
+
+@app.command()
 def plan(
-    model: Model,
+    model: OptionalModel = None,
     config: File = None,
     context: Annotated[int | None, typer.Option(help="The longest sequence, in tokens.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory to plan for, such as 24GiB.")] = None,
@@ -212,12 +239,16 @@ def plan(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="A folder for pictures (SVG).")] = None,
 ) -> None:
-    """Print the memory that a model needs, the effect of quantisation and how many sequences fit;
-    load nothing.
+    """Print whether a model fits, its context and its speed, and how it uses memory; load nothing.
 
     No weights of a model on the hub are fetched.
     """
     with one_sentence():
+        if model is None:
+            from server.cli.suggestions import suggest
+
+            typer.echo(suggest(config, memory=memory, device=device))
+            return
         from server.cli.plan import plan_model
 
         text = plan_model(model, config, context=context, memory=memory, device=device, out=out)
@@ -313,7 +344,7 @@ def doctor(
 
 @app.command(rich_help_panel=MODELS_PANEL)
 def pull(
-    model: ModelName,
+    model: OptionalModel = None,
     config: File = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be fetched; fetch no weights.")
@@ -327,9 +358,14 @@ def pull(
 
     Goes on where an earlier download has ended.
     """
-    from server.cli.models import pull_model
-
     with one_sentence():
+        if model is None:
+            from server.cli.suggestions import suggest
+
+            typer.echo(suggest(config))
+            return
+        from server.cli.models import pull_model
+
         pull_model(model, config, typer.echo, dry_run=dry_run, force=force)
 
 

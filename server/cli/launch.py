@@ -150,7 +150,7 @@ def find_server(url: str | None, key: str | None, model: str | None) -> RunningS
     keys = settings.access.api_keys
     key = key or (keys[0].get_secret_value() if keys else ANY_KEY)
     url = (url or server_address(settings)).rstrip("/").removesuffix("/v1")
-    models = {str(entry["id"]): entry for entry in _models(url, key)}
+    models = {str(entry["id"]): entry for entry in models_of(url, key)}
     if not models:
         raise LaunchError(f"{url} serves no model")
     loaded = [name for name, entry in models.items() if entry.get("loaded", True)]
@@ -166,7 +166,7 @@ def find_server(url: str | None, key: str | None, model: str | None) -> RunningS
     return RunningServer(url, key, name, context)
 
 
-def _models(url: str, key: str) -> list[dict[str, Any]]:
+def models_of(url: str, key: str) -> list[dict[str, Any]]:
     """Return the server's answer to GET /v1/models, a list of models. Raises LaunchError."""
     try:
         # No proxy, as the server is mostly on this machine. The system's certificates are used.

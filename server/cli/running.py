@@ -63,18 +63,21 @@ def server_address(settings: Config) -> str:
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
+def client_of(settings: Config, url: str) -> httpx2.Client:
+    """Return an HTTP client of a server with these settings."""
+    keys = settings.access.api_keys
+    headers = {"Authorization": f"Bearer {keys[0].get_secret_value()}"} if keys else {}
+    timeout = httpx2.Timeout(STOP_TIMEOUT_S, connect=ASK_TIMEOUT_S)
+    # No proxy: the proxies that environment variables name are for other machines.
+    return httpx2.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+
+
 @contextmanager
 def _asking(settings: Config) -> Iterator[httpx2.Client]:
     """Yield an HTTP client of the server; turn connection errors into NotRunningError."""
     url = server_address(settings)
-    keys = settings.access.api_keys
-    headers = {"Authorization": f"Bearer {keys[0].get_secret_value()}"} if keys else {}
-    timeout = httpx2.Timeout(STOP_TIMEOUT_S, connect=ASK_TIMEOUT_S)
     try:
-        # No proxy: the proxies that environment variables name are for other machines.
-        with httpx2.Client(
-            base_url=url, headers=headers, timeout=timeout, trust_env=False
-        ) as client:
+        with client_of(settings, url) as client:
             yield client
     except httpx2.HTTPError as error:
         raise NotRunningError(

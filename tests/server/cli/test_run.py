@@ -1,0 +1,270 @@
+"""``quire run``: a chat in the terminal, with a server that answers as quire does."""
+
+import io
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from server.cli import run as module
+from server.cli.run import DIM, HELP, PLAIN, run_model
+from server.cli.running import NotRunningError
+from tests.server.commands import ENGINE, MODEL, Run, one_sentence
+
+MODEL_NAME = "mlx-community/Qwen3-4B-4bit"
+THOUGHT = {"reasoning_content": "hm"}
+ANSWER = [THOUGHT, {"content": "Hel"}, {"content": "lo"}, {}]
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.models: Any = {"data": [{"id": MODEL_NAME, "owned_by": "quire"}]}
+        self.answers: list[Any] = []
+        self.status = 200
+        self.asked: list[Any] = []
+        """The messages of each request."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self._send(200, json.dumps(self.server.models).encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        assert body["model"] == MODEL_NAME
+        self.server.asked.append(body["messages"])
+        if self.server.status != 200:
+            self._send(self.server.status, json.dumps({"error": {"message": "No."}}).encode())
+            return
+        events = self.server.answers.pop(0) if self.server.answers else ANSWER
+        lines = [{"choices": [{"delta": e}]} if "error" not in e else e for e in events]
+        text = "".join(f"data: {json.dumps(line)}\n\n" for line in lines)
+        self._send(200, f": a comment\n\n{text}data: [DONE]\n\n".encode())
+
+    def _send(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with Server() as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        monkeypatch.setenv("QUIRE_SERVER__PORT", str(http.server_address[1]))
+        yield http
+        http.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def at_terminal(monkeypatch: pytest.MonkeyPatch, *lines: str | BaseException) -> str:
+    """Chat as a person types lines, and Ctrl-D at last; return what is shown."""
+    typed = iter([*lines, EOFError()])
+
+    def read(_: str) -> str:
+        line = next(typed)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    shown = Terminal()
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stdout", shown)
+    run_model("qwen3:4b", None, None)
+    return shown.getvalue()
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+HELLO = {"role": "assistant", "content": "Hello"}
+
+
+def test_a_question_gets_its_answer_without_thoughts(server: Server, quire: Run) -> None:
+    result = quire("run", "qwen3:4b", "Who is there?")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "Hello\n", "")
+    assert server.asked == [[user("Who is there?")]]
+
+
+@pytest.mark.parametrize(
+    ("question", "piped", "asked"),
+    [
+        (None, "from a pipe", ["from a pipe"]),
+        ("Sum this up:", "a text", ["Sum this up:\n\na text"]),
+        ("alone", "", ["alone"]),
+        (None, "", []),
+    ],
+)
+def test_a_pipe_is_a_question_or_the_rest_of_it(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    question: str | None,
+    piped: str,
+    asked: list[str],
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+    run_model("qwen3:4b", question, None)
+    assert server.asked == [[user(text)] for text in asked]
+
+
+def test_a_chat_goes_on_and_shows_thoughts_dimmed(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = at_terminal(monkeypatch, "one", "two")
+    assert shown.startswith(f"{DIM}hm{PLAIN}\n\nHello\n{DIM}hm")
+    assert server.asked == [[user("one")], [user("one"), HELLO, user("two")]]
+    assert HELP in capsys.readouterr().err
+
+
+def test_commands_of_a_chat(
+    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at_terminal(
+        monkeypatch, "one", "", "/clear", "/system Be brief.", "two", "/system", "three", "/nothing"
+    )
+    system = {"role": "system", "content": "Be brief."}
+    assert server.asked == [
+        [user("one")],
+        [system, user("two")],
+        [user("two"), HELLO, user("three")],
+    ]
+    assert capsys.readouterr().err.count(HELP) == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "question"),
+    [
+        (['"""one', "two", 'three"""'], "one\ntwo\nthree"),
+        (['"""', "one", "", "two", '"""'], "one\n\ntwo"),
+        (['"""one"""'], "one"),
+        (['"""', "/clear", '"""'], "/clear"),
+        (['say "hello"'], 'say "hello"'),
+    ],
+)
+def test_several_lines_are_one_question(
+    server: Server, monkeypatch: pytest.MonkeyPatch, lines: list[str], question: str
+) -> None:
+    at_terminal(monkeypatch, *lines)
+    assert server.asked == [[user(question)]]
+
+
+def test_ctrl_c_ends_a_line_and_an_answer_but_not_the_chat(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    print_answer = module.Chat._print_answer
+
+    def interrupted(chat: module.Chat, messages: list[dict[str, str]]) -> Iterator[str]:
+        for number, piece in enumerate(print_answer(chat, messages)):
+            if number == 2 and len(messages) == 1:
+                raise KeyboardInterrupt
+            yield piece
+
+    monkeypatch.setattr(module.Chat, "_print_answer", interrupted)
+    at_terminal(monkeypatch, KeyboardInterrupt(), "one", "two")
+    kept = {"role": "assistant", "content": "Hel"}
+    assert server.asked == [[user("one")], [user("one"), kept, user("two")]]
+
+
+@pytest.mark.parametrize("how", ["status", "event"])
+def test_a_refused_question_is_told_and_forgotten(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    quire: Run,
+    how: str,
+) -> None:
+    server.answers = [[{"content": "Hel"}, {"error": {"message": "No."}}]] * 2
+    server.status = 400 if how == "status" else 200
+    result = quire("run", "qwen3:4b", "one")
+    assert (result.exit_code, result.stderr) == (ENGINE, "quire: No.\n")
+    at_terminal(monkeypatch, "one", "two")
+    assert "quire: No.\n" in capsys.readouterr().err
+    assert server.asked[-1] == [user("two")]
+
+
+def test_a_server_that_goes_away_is_told(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handler, "do_POST", lambda handler: handler.connection.close())
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    with pytest.raises(NotRunningError, match="the server has ended the answer"):
+        run_model("qwen3:4b", "one", None)
+
+
+def test_a_terminal_is_not_given_its_control_characters(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.answers = [[{"content": "a\x1b[2Jb\n\tc\x07"}]]
+    assert at_terminal(monkeypatch, "one").startswith("a[2Jb\n\tc\n")
+
+
+# --- which server ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        {"data": []},
+        {"data": [{"id": "another", "owned_by": "quire"}]},
+        {"data": [{"id": MODEL_NAME, "owned_by": "another"}]},
+        {"data": [{"id": MODEL_NAME}]},
+        {"no": "models"},
+    ],
+)
+def test_a_model_that_no_quire_serves_gets_a_server_of_its_own(
+    server: Server, quire: Run, monkeypatch: pytest.MonkeyPatch, models: Any
+) -> None:
+    asked = []
+
+    @contextmanager
+    def own(_: object, folder: Path, name: str) -> Iterator[str]:
+        asked.append((folder, name))
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+
+    server.models = models
+    monkeypatch.setattr(module, "own_server", own)
+    found = SimpleNamespace(folder=Path("/some/where"), name=MODEL_NAME, missing=())
+    monkeypatch.setattr(module, "find_model", lambda *_: found)
+    monkeypatch.setattr(module, "check_found", lambda *_: None)
+    assert quire("run", "qwen3:4b", "one").stdout == "Hello\n"
+    assert asked == [(Path("/some/where"), MODEL_NAME)]
+
+
+def test_a_model_that_is_not_here_is_pulled_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled = []
+    found = SimpleNamespace(missing=("weights",))
+    monkeypatch.setattr(module, "find_model", lambda *_: found)
+    monkeypatch.setattr(module, "pull_model", lambda name, *_, **options: pulled.append(options))
+    settings = module.read_settings(None, {})
+    assert module._model_here("qwen3:4b", settings, None) is found  # type: ignore[comparison-overlap]
+    assert pulled == [{"dry_run": False, "force": False}]
+
+
+def test_a_name_that_is_none_is_refused(quire: Run) -> None:
+    line = one_sentence(quire("run", "no-such-model", "one"), MODEL)
+    assert line.startswith("quire: no-such-model: there is no such folder")
