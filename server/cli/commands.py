@@ -229,6 +229,15 @@ def run(
 
 
 @app.command()
+def bench(model: Model, config: File = None, as_json: AsJson = False) -> None:
+    """Measure how fast a model is on this machine, in about a minute, and print one line."""
+    with one_sentence():
+        from server.cli.bench import bench_model
+
+        typer.echo(bench_model(model, config, as_json=as_json))
+
+
+@app.command()
 def plan(
     model: OptionalModel = None,
     config: File = None,

@@ -1,0 +1,81 @@
+"""``quire bench``: a model of random weights is measured by the engine that serves it."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.client import TokenStream
+from engine.types import FinishReason, TokenEvent
+from server.cli import bench
+from tests.models import write_embedding_model
+from tests.server.commands import ENGINE, MODEL, Run, one_sentence
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(bench, "MEASURE_S", 0.05)
+    monkeypatch.setattr(bench, "PROMPTS", (8, 32, 200))
+    for name, value in {
+        "CACHE__KV_BUDGET": "8MiB",
+        "CACHE__HEAP_SIZE": "1MiB",
+        "ENGINE__MAX_NUM_SEQS": "4",
+        "ENGINE__MAX_MODEL_LEN": "128",
+        "ENGINE__THREADS": "1",
+    }.items():
+        monkeypatch.setenv(f"QUIRE_{name}", value)
+    return
+
+
+def test_one_line_is_there_to_be_shared(quire: Run, tiny_model: Path) -> None:
+    result = quire("bench", tiny_model)
+    assert result.exit_code == 0, result.output
+    number = r"[\d.]+"
+    assert re.fullmatch(
+        rf".+, 1 threads, {number} GiB: {tiny_model.name}: prompt \d+ tokens/s \(32 tokens\), "
+        rf"decode {number} / {number} tokens/s at 1 / 4 streams, peak memory {number} \w+; "
+        r"quire [\w.]+\n",
+        result.stdout,
+    ), result.stdout
+
+
+def test_json_has_the_same_figures(
+    quire: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "SHORT_PROMPT_S", 0.0)
+    figures = json.loads(quire("bench", tiny_model, "--json").stdout)
+    assert figures["prompt_tokens"] == 8, "after a slow prompt no longer one is tried"
+    assert list(figures["decode_tokens_per_s"]) == ["1", "4"]
+    assert all(rate > 0 for rate in figures["decode_tokens_per_s"].values())
+    assert min(figures[name] for name in ("prompt_tokens_per_s", "peak_memory_bytes")) > 0
+    assert set(figures) >= {"chip", "memory_bytes", "model", "quire"}
+
+
+def test_a_model_of_vectors_is_refused(quire: Run, tmp_path: Path) -> None:
+    folder = write_embedding_model(tmp_path / "embedder")
+    line = one_sentence(quire("bench", folder), MODEL)
+    assert line.endswith("it makes vectors, and answers are what is measured")
+
+
+@pytest.mark.parametrize(
+    "batches", [[[]], [[TokenEvent(1, None, FinishReason.ERROR, message="no luck")]]]
+)
+def test_an_engine_that_fails_or_hangs_is_told(
+    quire: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, batches: Any
+) -> None:
+    async def next_batches(*_: object) -> Any:
+        return batches
+
+    monkeypatch.setattr(TokenStream, "next_batches", staticmethod(next_batches))
+    line = one_sentence(quire("bench", tiny_model), ENGINE)
+    assert line == "quire: the engine has failed, or hangs: see the log"
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("darwin", 1), ("linux", 1024)])
+def test_the_peak_is_in_bytes(monkeypatch: pytest.MonkeyPatch, platform: str, unit: int) -> None:
+    size = bench.resource.getrusage(bench.resource.RUSAGE_SELF).ru_maxrss
+    monkeypatch.setattr(bench.sys, "platform", platform)
+    assert bench._peak_bytes() == pytest.approx(size * unit, rel=0.2)
