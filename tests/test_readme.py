@@ -11,6 +11,7 @@ import pytest
 
 from server.shipped import shipped
 from tests.clients.servers import QUIRE, serving
+from tests.macs import table
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,8 +39,12 @@ def run(command: str, home: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_the_table_of_macs_is_that_of_its_command() -> None:
+    assert table() in README
+
+
 def test_the_commands_are_found() -> None:
-    verbs = ["serve", "-N", "serve", "serve", "pull", "plan", "launch", "service"]
+    verbs = ["serve", "-N", "serve", "serve", "run", "pull", "plan", "bench", "launch", "service"]
     assert [command.split()[1] for command in COMMANDS] == verbs
 
 
@@ -69,22 +74,26 @@ def test_serve_alone_says_what_to_do_on_an_empty_disk(tmp_path: Path) -> None:
     assert (done.returncode, "`quire pull ORG/NAME`" in done.stderr) == (3, True)
 
 
-@pytest.mark.parametrize("command", COMMANDS[3:6])
+def test_run_alone_says_what_fits(tmp_path: Path) -> None:
+    assert "fit" in run(COMMANDS[4], tmp_path).stdout
+
+
+@pytest.mark.parametrize("command", [COMMANDS[3], *COMMANDS[5:8]])
 def test_models_of_the_hub_are_named_rightly(command: str, tmp_path: Path) -> None:
     done = run(command, tmp_path)
     assert (done.returncode, "HF_HUB_OFFLINE is set" in done.stderr) == (3, True), done.stderr
 
 
 def test_a_plan_of_a_model_that_is_here_is_printed(tmp_path: Path) -> None:
-    here = COMMANDS[5].replace("Qwen/Qwen3-4B", str(shipped("demo/model")))
+    here = COMMANDS[6].replace("Qwen/Qwen3-4B", str(shipped("demo/model")))
     assert run(here, tmp_path).stdout.startswith("fits ")
 
 
 def test_launch_finds_the_server(address: str, tmp_path: Path) -> None:
-    done = run(f"{COMMANDS[6]} --print --url {address}", tmp_path)
+    done = run(f"{COMMANDS[8]} --print --url {address}", tmp_path)
     assert f"ANTHROPIC_BASE_URL={address}" in done.stdout, done.stderr
 
 
 def test_a_service_can_be_installed(tmp_path: Path) -> None:
-    before, _, model = COMMANDS[7].partition(" -- ")
+    before, _, model = COMMANDS[9].partition(" -- ")
     assert (run(f"{before} --help", tmp_path).returncode, model) == (0, "qwen3:4b")
