@@ -1,8 +1,9 @@
 """The README's table of Macs and models: `python -m tests.macs` prints it. A cell has the context
 that fits, in thousands of tokens, and the tokens a second of one chat at 1k tokens, computed."""
 
+from engine.planning.estimate import Estimate
 from server.cli.plan import SHORT_CONTEXT, Target, rate
-from server.cli.suggestions import Estimate, estimates
+from server.cli.suggestions import estimates
 from server.config import Config
 
 MODELS = ("qwen3:4b", "qwen3:14b", "qwen3-coder:30b", "qwen3.6:27b")
@@ -16,7 +17,7 @@ MACS = (
 
 
 def table() -> str:
-    rows = [("", *MODELS)]
+    rows: list[tuple[str, ...]] = [("", *MODELS)]
     for chip, memory in MACS:
         fits = dict(estimates(Config(), Target.of(chip, f"{memory}GiB")))
         rows.append((f"{chip}, {memory} GiB", *(cell(fits.get(name)) for name in MODELS)))

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.server.commands import ENGINE, MODEL, Run, one_sentence
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "MEASURE_S", 0.05)
     monkeypatch.setattr(bench, "PROMPTS", (8, 32, 200))
     for name, value in {
@@ -27,7 +28,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "ENGINE__THREADS": "1",
     }.items():
         monkeypatch.setenv(f"QUIRE_{name}", value)
-    return
 
 
 def test_one_line_is_there_to_be_shared(quire: Run, tiny_model: Path) -> None:
@@ -76,6 +76,6 @@ def test_an_engine_that_fails_or_hangs_is_told(
 
 @pytest.mark.parametrize(("platform", "unit"), [("darwin", 1), ("linux", 1024)])
 def test_the_peak_is_in_bytes(monkeypatch: pytest.MonkeyPatch, platform: str, unit: int) -> None:
-    size = bench.resource.getrusage(bench.resource.RUSAGE_SELF).ru_maxrss
-    monkeypatch.setattr(bench.sys, "platform", platform)
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    monkeypatch.setattr(sys, "platform", platform)
     assert bench._peak_bytes() == pytest.approx(size * unit, rel=0.2)

@@ -33,7 +33,7 @@ connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{}")
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> list[subprocess.Popen[bytes]]:
     """Have a program of a few lines in the place of a model's process; return what is started."""
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
 
     class Popen(subprocess.Popen[bytes]):
         def __init__(self, *arguments: object, **options: object) -> None:
@@ -41,7 +41,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> list[subprocess.P
             started.append(self)
 
     monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", BEGIN + program))
-    monkeypatch.setattr(module.subprocess, "Popen", Popen)
+    monkeypatch.setattr(subprocess, "Popen", Popen)
     return started
 
 
@@ -56,6 +56,8 @@ def test_the_process_ends_with_the_block_even_if_it_hangs(
         with client_of(Config(), url) as client:
             assert client.get("/").json() == {}
         assert started[0].poll() is None
+    with pytest.raises(httpx2.ConnectError), client_of(Config(), url) as client:
+        client.get("/")
     assert started[0].returncode == (0 if "recv" in after else -9)
 
 
@@ -88,11 +90,3 @@ def test_the_demo_answers_a_question_and_nothing_stays() -> None:
     assert (done.returncode, "range" in done.stdout) == (0, True), done.stderr
     children = psutil.Process().children(recursive=True)
     assert not any("model_process" in " ".join(child.cmdline()) for child in children)
-
-
-def test_no_address_outlives_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, SERVE)
-    with own_server(Config(), Path("/some/where"), "some") as url:
-        pass
-    with pytest.raises(httpx2.ConnectError), client_of(Config(), url) as client:
-        client.get("/")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from server.cli import run as module
 from server.cli.run import DIM, HELP, PLAIN, run_model
 from server.cli.running import NotRunningError
+from server.config import Config
 from tests.server.commands import ENGINE, MODEL, Run, one_sentence
 
 MODEL_NAME = "mlx-community/Qwen3-4B-4bit"
@@ -74,7 +76,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
 
 
 class Terminal(io.StringIO):
@@ -260,8 +262,8 @@ def test_a_model_that_is_not_here_is_pulled_first(monkeypatch: pytest.MonkeyPatc
     found = SimpleNamespace(missing=("weights",))
     monkeypatch.setattr(module, "find_model", lambda *_: found)
     monkeypatch.setattr(module, "pull_model", lambda name, *_, **options: pulled.append(options))
-    settings = module.read_settings(None, {})
-    assert module._model_here("qwen3:4b", settings, None) is found  # type: ignore[comparison-overlap]
+    here: object = module._model_here("qwen3:4b", Config(), None)
+    assert here is found
     assert pulled == [{"dry_run": False, "force": False}]
 
 

@@ -22,7 +22,10 @@ def test_every_axis_says_what_it_shows(report: CapacityReport, name: str) -> Non
     (legend,) = figure.legends
     figure.draw_without_rendering()
     below = legend.get_window_extent().y1
-    assert all(axes.get_tightbbox().y0 >= below for axes in figure.axes), "it hides nothing"
+    for axes in figure.axes:
+        box = axes.get_tightbbox()
+        assert box is not None
+        assert box.y0 >= below, "it hides nothing"
 
 
 @pytest.fixture(scope="module")
