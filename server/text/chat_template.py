@@ -7,17 +7,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from inspect import signature
 from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 import jinja2
 from jinja2 import Environment, TemplateSyntaxError, nodes
-from jinja2.ext import Extension
 from jinja2.meta import find_undeclared_variables
-from jinja2.parser import Parser
-from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from server.text.calls.tool_format import tool_format
 from server.text.calls.written import CallMarks, MarkError
@@ -26,6 +21,7 @@ from server.text.encoder import SpecialTokens
 from server.text.json_object import json_object
 from server.text.limited_process import LimitedProcess
 from server.text.parser import CLOSE, OPEN, first_channel_of
+from server.text.template_sandbox import Generation, Message, render_template
 from server.text.template_trial import (
     ANSWER,
     SYSTEM,
@@ -35,6 +31,7 @@ from server.text.template_trial import (
     fault_of,
     try_template,
 )
+from server.text.tokenizer_files import TokenizerFiles
 
 NO_REASONING = f"{OPEN}\n\n{CLOSE}\n\n"
 LINE = "\n"
@@ -89,22 +86,13 @@ def _parts(turn: Turn) -> _Parts:
     return _Parts(reasoning, bool(close), content.lstrip(LINE))
 
 
-# Names of variables that transformers sets, or that its functions have as parameters.
+# Names of variables that are set for a template, or that are parameters of transformers' functions.
 SUPPLIED = frozenset(
-    {"messages", "raise_exception", "strftime_now"}
-    | signature(PreTrainedTokenizerFast.apply_chat_template).parameters.keys()
-    | signature(render_jinja_template).parameters.keys()
+    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+    | {"self", "conversation", "conversations", "chat_template", "continue_final_message"}
+    | {"sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "padding", "truncation", "kwargs"}
+    | {"max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"}
 )
-
-
-class Generation(Extension):
-    """This jinja2 extension parses transformers' tag ``generation`` around the assistant's text."""
-
-    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def template_arguments(texts: Iterable[str], special_tokens: Iterable[str]) -> frozenset[str]:
@@ -136,7 +124,6 @@ def _unset_variables(node: nodes.Node, known: set[str]) -> set[str]:
     return set().union(*(_unset_variables(part, known) for part in parts))
 
 
-Message = dict[str, Any]
 GuardedT = TypeVar("GuardedT")
 # EFFORT_NAMES are names that templates give to the argument for the reasoning effort. EFFORTS are
 # the values in ascending order.
@@ -174,11 +161,11 @@ class TemplateError(ValueError):
 class ChatTemplate:
     """Runs a model's chat template, which is a foreign program, in a sandbox."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, special_tokens: SpecialTokens) -> None:
+    def __init__(self, files: TokenizerFiles, special_tokens: SpecialTokens) -> None:
         """``special_tokens`` puts marks into special tokens in messages, so that they stay text."""
-        self._tokenizer = tokenizer
+        self._files = files
         self._special_tokens = special_tokens
-        text = self._text(tools=[])
+        text = files.template(for_tools=True)
         self.exists = text is not None
         self.tool_format = tool_format(text or "")
         """The format in which the template shows tool calls, or None if it shows no tool calls."""
@@ -192,7 +179,7 @@ class ChatTemplate:
         """Render test conversations in another process. Return a warning for the operator or ""."""
         if not self.exists:
             return f"the model has no chat template: {REFUSED}"
-        trial = try_template(process, self._texts, self._tokenizer.special_tokens_map)
+        trial = try_template(process, self._texts, self._files.special_tokens)
         if not trial.ends:
             self.unusable = trial.fault
             return f"the model's chat template is not used, because {trial.fault}: {REFUSED}"
@@ -247,7 +234,7 @@ class ChatTemplate:
     @cached_property
     def arguments(self) -> frozenset[str]:
         """Names of the arguments that the template takes besides the conversation."""
-        return template_arguments(self._texts, self._tokenizer.special_tokens_map)
+        return template_arguments(self._texts, self._files.special_tokens)
 
     def with_effort(self, conversation: Conversation) -> Conversation:
         """Return the conversation with its reasoning effort, or the nearest effort that the
@@ -359,16 +346,8 @@ class ChatTemplate:
 
     @property
     def _texts(self) -> list[str]:
-        texts = (self._text(), self._text(tools=[]))
+        texts = (self._files.template(), self._files.template(for_tools=True))
         return list(dict.fromkeys(text for text in texts if text is not None))
-
-    def _text(self, tools: list[Any] | None = None) -> str | None:
-        """Return the source of the template for conversations with or without tools, if any."""
-        try:
-            text: str = self._tokenizer.get_chat_template(tools=tools)
-        except ValueError:
-            return None
-        return text
 
     def _part_text(self, part: list[Message], arguments: dict[str, Any]) -> str:
         """Render only the messages ``part``. Return "" without messages, or if rendering fails."""
@@ -379,8 +358,10 @@ class ChatTemplate:
         return ""
 
     def _render(self, messages: list[Message], **arguments: Any) -> str:
-        text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
-        return text
+        text = self._files.template(for_tools="tools" in arguments)
+        if text is None:
+            raise ValueError("the model has no chat template for these messages")
+        return render_template(text, messages, **{**self._files.special_tokens, **arguments})
 
 
 def _arguments(conversation: Conversation) -> dict[str, Any]:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from transformers.utils.chat_template_utils import render_jinja_template
-
 from server.text.limited_process import LimitedProcess, LimitError, Limits
+from server.text.template_sandbox import render_template
 
 T = TypeVar("T")
 # Python raises an asynchronous exception before the thread has run this number of lines.
@@ -141,13 +140,9 @@ def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
     for text in texts:
         for request in (PLAIN, *OTHERS):
             others = {name: value for name, value in request.items() if name != "messages"}
+            arguments = {**special_tokens, **others, "add_generation_prompt": True}
             try:
-                render_jinja_template(
-                    conversations=[request["messages"]],
-                    chat_template=text,
-                    add_generation_prompt=True,
-                    **{**special_tokens, **others},
-                )
+                render_template(text, request["messages"], **arguments)
             except MemoryError:
                 raise
             except Exception as error:

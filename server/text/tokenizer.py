@@ -11,7 +11,6 @@ from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import Decoder
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from engine.types import NO_BOUNDARIES, PromptBoundaries
 from server.config import PromptsSection
@@ -21,6 +20,8 @@ from server.text.conversation import Conversation
 from server.text.encoder import Encoder, SpecialTokens, in_groups, pieces_of, tokens_within
 from server.text.parser import CLOSE, OPEN
 from server.text.template_trial import TimeLimit
+from server.text.tokenizer_files import TOKENIZER_FILE, read_tokenizer
+from server.text.tokenizer_files import TokenizerError as TokenizerError
 
 # The name of a token that stands for one byte of a character.
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -93,13 +94,8 @@ def _byte_alphabet() -> dict[str, int]:
 BYTE_OF = _byte_alphabet()
 
 
-TOKENIZER_FILE = "tokenizer.json"
 TAGS = frozenset({OPEN, CLOSE, CALL_OPEN, CALL_CLOSE})
 PROMPTS = PromptsSection()
-
-
-class TokenizerError(ValueError):
-    """Raised for a model folder without a usable tokenizer. The message names the file."""
 
 
 class TextTooLongError(ValueError):
@@ -158,29 +154,13 @@ class Tokenizer:
 
     def __init__(self, path: Path, settings: PromptsSection = PROMPTS) -> None:
         """``path`` is the model's folder. ``settings`` may allow special tokens in messages."""
-        if not (path / TOKENIZER_FILE).is_file():
-            # Without the file, transformers would silently make an empty tokenizer.
-            raise TokenizerError(f"{path / TOKENIZER_FILE}: the file does not exist")
-        try:
-            loaded = AutoTokenizer.from_pretrained(
-                path, local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:
-            # Whatever error transformers raises, these files are unusable.
-            raise TokenizerError(
-                f"{path}: its tokenizer.json and tokenizer_config.json make no tokenizer"
-            ) from error
-        if not isinstance(loaded, PreTrainedTokenizerFast):
-            raise TokenizerError(
-                f"{path / TOKENIZER_FILE}: tokenizer_config.json names another kind"
-            )
-        self.fast: FastTokenizer = loaded.backend_tokenizer
+        files = read_tokenizer(path)
+        self.fast: FastTokenizer = files.fast
         # The file may set padding and truncation, which would silently change prompts.
         self.fast.no_padding()
         self.fast.no_truncation()
         self._encoder = Encoder(self.fast)
-        end_id = loaded.eos_token_id
-        self.end_ids: tuple[int, ...] = () if end_id is None else (end_id,)
+        self.end_ids: tuple[int, ...] = () if files.end_id is None else (files.end_id,)
         """The id of the token that ends an answer, if the tokenizer names an end token."""
         added = self.fast.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -190,7 +170,7 @@ class Tokenizer:
             () if settings.interpret_special_tokens else self.special_ids - self.special_tag_ids
         )
         self._special_tokens = SpecialTokens(added[i].content for i in sorted(guarded))
-        self.template = ChatTemplate(loaded, self._special_tokens)
+        self.template = ChatTemplate(files, self._special_tokens)
         vocabulary = self.fast.get_vocab(with_added_tokens=True)
         if not self.fast.get_vocab(with_added_tokens=False):
             raise TokenizerError(f"{path / TOKENIZER_FILE}: it has no tokens")
