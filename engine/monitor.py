@@ -15,7 +15,7 @@ from engine.power import KeepAwake
 
 log = logging.getLogger(__name__)
 
-POLL_S = 1.0
+POLL_S, IDLE_POLL_S = 1.0, 2.0
 # After a hang, the server has this long to send error events and end. Then the process exits at
 # once, because a thread that hangs in the device cannot be joined.
 SHUTDOWN_GRACE_S = 5.0
@@ -87,7 +87,7 @@ class EngineMonitor:
             self._awake.end()
 
     def _watch(self) -> None:
-        while not self._stopped.wait(POLL_S):
+        while not self._stopped.wait(POLL_S if self._client.in_flight else IDLE_POLL_S):
             if not self.poll():
                 self._die()
                 return

@@ -38,8 +38,10 @@ from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
 
-# An idle loop waits this long for a message before it releases unused memory again.
+# An idle loop waits this long for a message before it releases unused memory again, and longer
+# once there is nothing more to release.
 IDLE_POLL_S = 0.1
+SETTLED_POLL_S = 5.0
 # The loop waits this long for a message while sequences wait for memory that is being freed.
 STALLED_POLL_S = 0.001
 # Statistics are updated this often, and in each step that begins a request.
@@ -165,6 +167,8 @@ class EngineLoop:
         self._woken_by: Message | None = None
         self._stopping = False
         self._idle_since: float | None = None
+        self._is_settled = False
+        """True after an idle poll that has changed nothing in the memory of K and V."""
         self._check_due = False
         self._stats_at = float("-inf")
         pooling = self.limits.embedding_size is not None
@@ -337,7 +341,9 @@ class EngineLoop:
             self._stats_at = now
             if self._scheduler.holds_back and self._kv.releases_memory:
                 self._kv.evict_prefixes()
-            self.stats = self._snapshot()
+            stats = self._snapshot()
+            self._is_settled = not busy and stats.kv == self.stats.kv and not self._kv.recovering
+            self.stats = stats
 
     def _set_memory_pressure(self, level: int) -> None:
         """Under memory pressure, release unused memory and admit no sequence beside running ones.
@@ -363,6 +369,10 @@ class EngineLoop:
 
     def _wait(self) -> None:
         timeout_s = STALLED_POLL_S if self._stalled else IDLE_POLL_S
+        if self._idle_since is not None and self._is_settled:
+            idle_s = self._clock() - self._idle_since
+            limits = (self._config.idle_release_s, self._config.prefix_keep_s)
+            timeout_s = min(SETTLED_POLL_S, *(s - idle_s for s in limits if s > idle_s))
         try:
             self._woken_by = self.mailbox.get(timeout=timeout_s)
         except queue.Empty:

@@ -1,13 +1,17 @@
 """Runs uvicorn. After a signal, the server finishes running answers before it ends."""
 
+import asyncio
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from email.utils import formatdate
 from types import FrameType
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.server import ServerState
 
 from engine.machine import raise_descriptor_limit
 from server.chat.drain import Drain, Requests
@@ -20,6 +24,8 @@ from server.routes.service import Service
 
 # At the server's end, connections whose client does not read are cut after this many seconds.
 CLOSE_TIMEOUT_S = 1
+# Seconds between two looks whether the engine still runs, without which the server ends.
+ENGINE_POLL_S = 2.0
 # Number of connections that wait until the server accepts them. The system may allow fewer.
 LISTEN_BACKLOG = 2048
 # Number of connections that asyncio accepts, or tries to accept, at a time.
@@ -100,6 +106,22 @@ def connections_that_fit(connections: int) -> int:
     return max(1, min(connections, (allowed - others) // 2))
 
 
+class FreshState(ServerState):
+    """Makes the header Date when a response needs it, in place of a timer that does each second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__()
+        self._config = config
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"date", formatdate(usegmt=True).encode()), *self._config.encoded_headers]
+
+    @default_headers.setter
+    def default_headers(self, _: list[tuple[bytes, bytes]]) -> None:
+        """Do nothing: uvicorn sets headers that become old."""
+
+
 class GuardedServer(uvicorn.Server):
     """A server that lets many connections wait in the backlog, and accepts few at a time."""
 
@@ -118,6 +140,7 @@ class DrainedServer(GuardedServer):
         self, config: uvicorn.Config, requests: Requests, drain: Drain, drain_s: float
     ) -> None:
         super().__init__(config)
+        self.server_state = FreshState(config)
         self._requests = requests
         self._drain = drain
         self._drain_s = drain_s
@@ -125,8 +148,21 @@ class DrainedServer(GuardedServer):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._drain.begin()
 
+    async def main_loop(self) -> None:
+        """Wait for the end. uvicorn's own loop wakes an idle process ten times a second."""
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(begun.set)
+
+        self._drain.call_at_begin(wake)
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(begun.wait(), ENGINE_POLL_S)
+
     async def on_tick(self, counter: int) -> bool:
-        """Return True if the server must end. uvicorn calls this ten times a second."""
+        """Return True if the server must end."""
         if await super().on_tick(counter) or not self._requests.alive:
             return True
         if not self._drain.draining:
