@@ -20,9 +20,13 @@ from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore
 from huggingface_hub.utils._http import default_client_factory
 from tqdm import tqdm
 
+from kvcache.memory_budget import gib
 from server.catalogue.hub_cache import WeightFile, cache_folder, repository_folder
+from server.interrupts import interrupt_says
 
 FILES_AT_ONCE = 4
+# What takes less time than this many seconds shows no progress bar.
+BAR_DELAY_S = 1.0
 MAX_LISTING_BYTES = 32 << 20
 MAX_SMALL_FILE_BYTES = 64 << 20
 API = "/api/"
@@ -109,9 +113,9 @@ getLogger("huggingface_hub").setLevel(CRITICAL)
 def fetch_files(repository: str, commit: str, files: Sequence[WeightFile]) -> None:
     """Download files of a commit into the hub's cache, with one progress bar. Raises DownloadError
     and the errors of the hub's client. Bytes that came before an error stay on the disk."""
-    stopped = threading.Event()
+    stopped, size_bytes = threading.Event(), sum(file.size_bytes for file in files)
     bar = tqdm(
-        total=sum(file.size_bytes for file in files),
+        total=size_bytes,
         initial=sum(file.here_bytes for file in files),
         unit="B",
         unit_scale=True,
@@ -119,8 +123,17 @@ def fetch_files(repository: str, commit: str, files: Sequence[WeightFile]) -> No
         desc="downloading",
         disable=None,
         leave=False,
+        delay=BAR_DELAY_S,
     )
-    with bar, ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+
+    def kept() -> str:
+        here_bytes = sum(file.here_bytes for file in files)
+        return (
+            f"ended by Ctrl-C; {gib(here_bytes)} of {gib(size_bytes)} are kept, and the same "
+            "command goes on from there"
+        )
+
+    with bar, interrupt_says(kept), ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         jobs = [
             pool.submit(_fetch, repository, commit, file, _part_of(bar, file, stopped))
             for file in files

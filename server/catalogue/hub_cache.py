@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from huggingface_hub import constants, get_cached_repo_tree
+from huggingface_hub import constants
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
 from engine.models.safetensors_headers import INDEX_FILE, CheckpointError, read_index, regular_size
@@ -122,6 +122,8 @@ def move_branch(repository: str, branch: str, commit: str) -> None:
 def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
     """Return ``{path: bytes}`` of the weight files in the commit's folder ``snapshot``, or None if
     the hub's list of files is not cached. Raises CheckpointError, ModelNotFoundError."""
+    from huggingface_hub import get_cached_repo_tree  # imports the hub's client
+
     try:
         listed = get_cached_repo_tree(repository, revision=snapshot.name)
     except CachedRepoTreeNotFoundError:

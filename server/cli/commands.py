@@ -3,7 +3,6 @@ engine failed, or no backend works; 2 unusable settings; 3 unusable model; 4 the
 failed, and a restarted quire chooses another backend."""
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -14,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from server.catalogue.folder_reader import reading_process
+from server.cli import without_collection
 from server.cli.launch import launch_command
 from server.cli.sentences import HEAD_OF_LINE, one_sentence, say
 from server.cli.service import service_commands
@@ -73,8 +72,6 @@ app = typer.Typer(
 def main() -> None:
     _open_closed_streams()
     _leave_lost_folder()
-    # Until the server runs, Ctrl-C ends the process at once, without a traceback from an import.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         app()
     except SystemExit as end:
@@ -191,18 +188,24 @@ def serve(
     **flags: Any,
 ) -> None:
     """Serve a model, or several, to OpenAI, Anthropic and Ollama clients."""
-    with one_sentence(), reading_process() as reading:
-        reading.start()  # early: the process imports its modules while this one imports its own
+    with one_sentence():
+        tables = with_further(flags_of(flags), further or ())
+        if read_settings(config, tables).log.format == "text":
+            say(f"loading {', '.join(models or ())}".rstrip())
         # Imported here: these modules import MLX, but doctor must start even if MLX is broken,
         # and other commands must start fast.
-        from server.cli.serve import serve_model
-        from server.cli.serve_models import serve_models
+        from server.catalogue.folder_reader import reading_process
 
-        tables = with_further(flags_of(flags), further or ())
-        if models is not None and len(models) == 1:
-            serve_model(models[0], config, tables, reading)
-        else:
-            serve_models(models or (), config, tables, reading)
+        with reading_process() as reading:
+            reading.start()  # early: the process imports its modules while this one imports its own
+            with without_collection():
+                from server.cli.serve import serve_model
+                from server.cli.serve_models import serve_models
+
+            if models is not None and len(models) == 1:
+                serve_model(models[0], config, tables, reading)
+            else:
+                serve_models(models or (), config, tables, reading)
 
 
 @app.command()

@@ -7,21 +7,18 @@ import json
 import os
 import shlex
 import shutil
-import ssl
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx2
 import typer
 
-from server.cli.running import server_address
 from server.cli.sentences import one_sentence, say
 from server.cli.settings import read_settings
 from server.config import StartError
-from server.protocol.answers import advised_answer_tokens
+from server.protocol.advice import advised_answer_tokens
 
 ASK_TIMEOUT_S = 10.0
 # The key that a tool gets for a server without keys: tools refuse an empty key.
@@ -146,6 +143,8 @@ def as_shell(start: Launch, command: Sequence[str]) -> str:
 def find_server(url: str | None, key: str | None, model: str | None) -> RunningServer:
     """Ask a server for its models and choose one. url: None means the address in the settings.
     model: None means the first loaded model, or else the first listed one. Raises StartError."""
+    from server.cli.running import server_address
+
     settings = read_settings(None, {})
     keys = settings.access.api_keys
     key = key or (keys[0].get_secret_value() if keys else ANY_KEY)
@@ -168,6 +167,10 @@ def find_server(url: str | None, key: str | None, model: str | None) -> RunningS
 
 def models_of(url: str, key: str) -> list[dict[str, Any]]:
     """Return the server's answer to GET /v1/models, a list of models. Raises LaunchError."""
+    import ssl
+
+    import httpx2
+
     try:
         # No proxy, as the server is mostly on this machine. The system's certificates are used.
         with httpx2.Client(

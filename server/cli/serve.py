@@ -17,6 +17,7 @@ from engine.machine import pressure_source, raise_descriptor_limit, use_one_aren
 from engine.monitor import EngineMonitor
 from engine.power import KeepAwake, power_of
 from kvcache.selftest.machine import footprint_with
+from server.catalogue.download import BAR_DELAY_S
 from server.chat.drain import Drain
 from server.chat.salts import Salts
 from server.chat.served_model import ServedModel
@@ -215,6 +216,7 @@ def start_engine(
         desc="loading",
         disable=True if progress else None,
         leave=False,
+        delay=BAR_DELAY_S,
     )
 
     def advance(done: int, total: int) -> None:

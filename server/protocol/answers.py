@@ -28,9 +28,6 @@ class StreamForm(Enum):
 
 
 Json = dict[str, Any]
-# The advised length of an answer is context length / ANSWER_PART, up to MAX_ANSWER_TOKENS.
-ANSWER_PART = 4
-MAX_ANSWER_TOKENS = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +47,6 @@ class ResponseMetadata:
             "model": self.model,
             "choices": choices,
         }
-
-
-def advised_answer_tokens(context: int) -> int:
-    """Return the advised maximum of an answer's tokens for a context length in tokens."""
-    return min(context // ANSWER_PART, MAX_ANSWER_TOKENS)
 
 
 def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list[Json]:

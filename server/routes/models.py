@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from server.protocol.answers import advised_answer_tokens
+from server.protocol.advice import advised_answer_tokens
 from server.routes.openapi import speaks_anthropic
 from server.routes.service import Service
 

@@ -35,6 +35,8 @@ IDLE_CONNECTION_S = 60.0
 MAX_IDLE_CONNECTIONS = 64
 # Until it is ready, a process must send a new message within this time after the last one.
 STALL_TIMEOUT_S = 120.0
+# The log has no lines of progress of weights that are loaded in less time than this.
+QUIET_S = 1.0
 PING_INTERVAL_S = 5.0
 # The supervisor kills a process after this number of unanswered pings.
 PINGS = 2
@@ -121,6 +123,7 @@ class ModelProcess:
         self._pinging: asyncio.Task[None] | None = None
         self._reason = "its process ended before it was ready"
         self._loaded_quarters = 0
+        self._loading_since: float | None = None
         self.ending = False
         self.ended = asyncio.create_task(self._watch())
         """A task that ends with the process and returns the exit code."""
@@ -313,7 +316,10 @@ class ModelProcess:
     def _hear(self, message: dict[str, Any]) -> None:
         if "loaded" in message:
             quarters = 4 * message["loaded"] // max(1, message["of"])
-            if quarters > self._loaded_quarters:
+            if self._loading_since is None:
+                self._loading_since = self._loop.time()
+            late = self._loop.time() - self._loading_since >= QUIET_S
+            if late and quarters > self._loaded_quarters:
                 self._loaded_quarters = quarters
                 log.info(f"loading {self.name}: {25 * quarters} %")
         elif "number" in message:

@@ -19,6 +19,7 @@ SMALL: Tables = {
 def one_sentence(result: Result, code: int) -> str:
     """What the command said about why it ended with that code."""
     assert (result.exit_code, result.stdout) == (code, ""), result.output
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("quire: ")]
+    said = [line for line in result.stderr.splitlines() if line.startswith("quire: ")]
+    (line,) = [line for line in said if not line.startswith("quire: loading")]
     assert "Traceback" not in result.stderr
     return line

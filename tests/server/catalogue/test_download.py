@@ -1,6 +1,7 @@
 import gzip
 import os
 import re
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ from huggingface_hub import constants
 from huggingface_hub.file_download import http_get
 from tqdm import tqdm
 
+from kvcache.memory_budget import gib
 from server.catalogue import download
 from server.catalogue import hub as hub_module
 from server.catalogue.download import DownloadError, check_answer
@@ -43,8 +45,9 @@ def weights_of(files: Files) -> bytes:
     return weights
 
 
-def test_a_download_that_is_killed_at_half_goes_on_there_and_the_next_start_needs_no_network(
-    hub: Hub, tiny_files: Files, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_download_that_is_ended_at_half_goes_on_there_and_the_next_start_needs_no_network(
+    hub: Hub, tiny_files: Files, tmp_path: Path, number: int
 ) -> None:
     size = 6 * CHUNK
     weights = weights_of(tiny_files).ljust(size, b"\0")
@@ -52,13 +55,16 @@ def test_a_download_that_is_killed_at_half_goes_on_there_and_the_next_start_need
     hub.stop_at = size // 2 + MIB
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": constants.HF_HUB_CACHE}
     command = [QUIRE, "pull", "someone/model"]
-    first = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    first = subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True)
     assert hub.waits.wait(DEADLINE_S)
     (file,) = find_model("someone/model").missing
     while file.here_bytes < size // 2:
         assert first.poll() is None
-    first.kill()
-    first.communicate()
+    first.send_signal(number)
+    _, said = first.communicate(timeout=DEADLINE_S)
+    assert first.returncode == -number
+    kept = f"ended by Ctrl-C; {gib(file.here_bytes)} of {gib(size)} are kept, and the same command "
+    assert said == (f"quire: {kept}goes on from there\n" if number == signal.SIGINT else "")
     hub.stop_at = None
     hub.go_on.set()
     hub.sent_bytes.clear()

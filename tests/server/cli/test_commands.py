@@ -1,6 +1,7 @@
 """The ``quire`` command: what it says and with what it ends."""
 
 import json
+import math
 import os
 import re
 import resource
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +37,7 @@ from tests.server.harness import CHAT, COMPLETIONS, DEADLINE_S, chat, events, pr
 SMALL = ["--kv-budget", "16MiB", "--heap-size", "1MiB", "--free-slack", "1MiB"]
 SMALL += ["--max-num-seqs", "4", "--threads", "1"]
 Edit = Callable[[Path], object]
+ROOT = Path(__file__).parents[3]
 
 
 class NotFitting(ModuleType):
@@ -308,9 +311,47 @@ def test_the_doctor_starts_where_the_extension_cannot_be_loaded(tmp_path: Path) 
     assert "Traceback" not in ended.stderr
 
 
-def test_serving_does_not_import_what_only_pictures_need() -> None:
-    program = "import sys, server.cli; sys.exit('matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+HEAVY = ("transformers", "mlx.core", "numpy", "fastapi", "uvicorn", "huggingface_hub", "structlog")
+HEAVY += ("llguidance", "tokenizers", "jinja2", "prometheus_client", "ray", "tqdm", "rich")
+NOWHERE = ("--host", "127.0.0.1", "--port", "9")
+
+
+@pytest.mark.parametrize(
+    ("command", "unused"),
+    [
+        (("--version",), (*HEAVY, "httpx2")),
+        (("settings",), (*HEAVY, "httpx2")),
+        (("ps", *NOWHERE), HEAVY),
+        (("stop", "demo", *NOWHERE), HEAVY),
+        (("launch", "codex", "--print", "--url", "http://127.0.0.1:9"), HEAVY),
+        (("models",), ("transformers", "uvicorn", "matplotlib", "ray")),
+        (("plan", "demo"), ("transformers", "uvicorn", "matplotlib", "ray")),
+        (("serve", "no-such-model"), ("transformers", "matplotlib", "ray", "torch")),
+    ],
+    ids=lambda value: value[0],
+)
+def test_a_command_imports_only_what_it_uses(
+    command: tuple[str, ...], unused: tuple[str, ...], tmp_path: Path
+) -> None:
+    program = """
+        import json, os, sys
+        from server.cli import main
+
+        def end(_, end_process=os._exit):
+            with open("modules", "w") as file:
+                json.dump(sorted(sys.modules), file)
+            end_process(0)
+
+        os._exit = end
+        main()
+    """
+    environment = os.environ | {"HF_HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(program), *command],
+        capture_output=True, timeout=DEADLINE_S, check=True, cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert not set(unused) & set(json.loads((tmp_path / "modules").read_text()))
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -556,18 +597,21 @@ def test_a_server_that_nobody_asks_says_that_it_ends(tmp_path: Path) -> None:
     assert "] ended" in last
 
 
-def test_an_interrupt_while_it_starts_ends_it_without_a_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "module", ["typer", "pydantic", "server.cli.launch", "server.cli.serve", "fastapi", "mlx.core"]
+)
+def test_an_interrupt_while_it_starts_ends_it_with_a_sentence(module: str) -> None:
     """It comes while the imports run, in which a KeyboardInterrupt may be raised anywhere."""
-    program = """
+    program = f"""
         import os, signal, sys
         from importlib.abc import MetaPathFinder
 
         class Interrupted(MetaPathFinder):
             def find_spec(self, name, *_):
-                if name == "server.cli.serve":
+                if name == "{module}":
                     os.kill(os.getpid(), signal.SIGINT)
 
-        from server.cli.commands import main
+        from server.cli import main
         sys.meta_path.insert(0, Interrupted())
         sys.argv = ["quire", "serve", "somewhere"]
         main()
@@ -579,7 +623,36 @@ def test_an_interrupt_while_it_starts_ends_it_without_a_traceback(tmp_path: Path
         timeout=DEADLINE_S,
         check=False,
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+    said = ended.stderr.removeprefix("quire: loading somewhere\n")
+    assert (ended.returncode, ended.stdout) == (-signal.SIGINT, "")
+    assert said == "quire: ended by Ctrl-C\n"
+
+
+def wake_ups(process: int) -> int:
+    """How often the threads of a process have begun to wait, each time after they were woken."""
+    texts = [file.read_text() for file in Path(f"/proc/{process}/task").glob("*/status")]
+    return sum(int(re.findall(r"\nvoluntary_ctxt_switches:\t(\d+)", text)[0]) for text in texts)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counted in /proc")
+def test_an_idle_server_wakes_up_at_most_twice_a_second() -> None:
+    server = Server("demo", "--kv-backend", "posix")
+    try:
+        seconds, fewest = 5.0, math.inf
+        deadline = time.monotonic() + DEADLINE_S
+        # Its start, and the release of memory at idle, may take longer on a busy machine.
+        while fewest > 2 * seconds and time.monotonic() < deadline:
+            before = wake_ups(server.process.pid)
+            time.sleep(seconds)
+            fewest = wake_ups(server.process.pid) - before
+        assert fewest <= 2 * seconds
+        dates = []
+        for _ in range(2):
+            time.sleep(1.1)
+            dates.append(httpx2.get(f"{server.url}/health").headers["date"])
+        assert dates[0] != dates[1]
+    finally:
+        assert server.end() == 0
 
 
 def test_threat_19_a_hostile_template_neither_hangs_the_start_nor_takes_completions_away(

@@ -1,0 +1,56 @@
+"""Ctrl-C says something else in a block, and what was said before it is said again after it."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from server.interrupts import interrupt_says
+from tests.server.harness import DEADLINE_S
+
+PROGRAM = """
+    import os, signal, sys
+    from server.interrupts import end_at_interrupt, interrupt_says
+
+    end_at_interrupt()
+    {edit}
+    {block}
+        signal.raise_signal(signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize(
+    ("edit", "block", "said"),
+    [
+        ("", "if True:", "quire: ended by Ctrl-C\n"),
+        ("", "with interrupt_says(lambda: 'kept 1 byte'):", "quire: kept 1 byte\n"),
+        ("with interrupt_says(lambda: 'no'): pass", "if True:", "quire: ended by Ctrl-C\n"),
+        ("os.close(2)", "if True:", ""),
+        ("os.isatty = lambda _: True", "if True:", "\nquire: ended by Ctrl-C\n"),
+    ],
+)
+def test_an_interrupt_is_one_sentence_and_an_end_by_the_signal(
+    edit: str, block: str, said: str
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM).format(edit=edit, block=block)],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, said)
+
+
+def test_other_threads_leave_the_signal_alone() -> None:
+    handlers: list[object] = []
+
+    def run() -> None:
+        with interrupt_says(lambda: "no"):
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run)
+    before = signal.getsignal(signal.SIGINT)
+    thread.start()
+    thread.join()
+    assert handlers == [before]
