@@ -107,7 +107,8 @@ def _read_plain(folder: Path) -> TokenizerFiles | None:
     if (folder / TEMPLATE_FILE).exists():
         templates = (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
     end = special_tokens.get("eos_token")
-    return TokenizerFiles(fast, end and fast.token_to_id(end), special_tokens, templates)
+    end_id = None if end is None else fast.token_to_id(end)
+    return TokenizerFiles(fast, end_id, special_tokens, templates)
 
 
 def _object(file: Path) -> dict[str, Any]:

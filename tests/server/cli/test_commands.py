@@ -311,8 +311,9 @@ def test_the_doctor_starts_where_the_extension_cannot_be_loaded(tmp_path: Path) 
     assert "Traceback" not in ended.stderr
 
 
-HEAVY = ("transformers", "mlx.core", "numpy", "fastapi", "uvicorn", "huggingface_hub", "structlog")
-HEAVY += ("llguidance", "tokenizers", "jinja2", "prometheus_client", "ray", "tqdm", "rich")
+HEAVY: tuple[str, ...] = ("transformers", "mlx.core", "numpy", "fastapi", "uvicorn", "structlog")
+HEAVY += ("huggingface_hub", "llguidance", "tokenizers", "jinja2", "prometheus_client", "ray")
+HEAVY += ("tqdm", "rich")
 NOWHERE = ("--host", "127.0.0.1", "--port", "9")
 
 
