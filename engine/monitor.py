@@ -87,7 +87,7 @@ class EngineMonitor:
             self._awake.end()
 
     def _watch(self) -> None:
-        while not self._stopped.wait(POLL_S if self._client.in_flight else IDLE_POLL_S):
+        while not self._stopped.wait(POLL_S if self._client.busy_since else IDLE_POLL_S):
             if not self.poll():
                 self._die()
                 return

@@ -372,7 +372,7 @@ class EngineLoop:
         if self._idle_since is not None and self._is_settled:
             idle_s = self._clock() - self._idle_since
             limits = (self._config.idle_release_s, self._config.prefix_keep_s)
-            timeout_s = min(SETTLED_POLL_S, *(s - idle_s for s in limits if s > idle_s))
+            timeout_s = min((SETTLED_POLL_S, *(s - idle_s for s in limits if s > idle_s)))
         try:
             self._woken_by = self.mailbox.get(timeout=timeout_s)
         except queue.Empty:
