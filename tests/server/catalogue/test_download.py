@@ -303,7 +303,7 @@ def test_a_repository_that_is_not_there_is_named_and_may_be_private(
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("someone/nothing", ""),
+        ("nobody/zero", ""),
         ("mlx-comunity/Qwen3-4B-4bit", "mlx-community/Qwen3-4B-4bit"),
         ("mlx-community/Qwen38-27B-4bit", "mlx-community/Qwen3.8-27B-4bit"),
         ("mlx-community/qwen3-4b", "mlx-community/Qwen3-4B-4bit"),

@@ -428,7 +428,7 @@ async def test_what_a_grammar_says_literally_does_not_count(
 DOCUMENT = Path(__file__).parents[4] / "server" / "protocol" / "README.md"
 SENTENCE = (
     "Between its parts JSON may have one space or one tab, or a new line and up to 24 spaces and "
-    "tabs of indentation"
+    "tabs."
 )
 SPACES = ("", " ", "\t", "\n", "\r\n", "\n" + 24 * " ", "\n" + 12 * " \t")
 WRONG_SPACES = ("  ", "\t\t", " \t", " \n", "\n\n", "\r", "\n" + 25 * " ", "\n" + 25 * "\t", "\f")
