@@ -2,6 +2,7 @@ import asyncio
 import json
 import re
 import threading
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -406,6 +407,11 @@ async def test_an_engine_that_has_ended_is_a_503(tokenizer: Tokenizer) -> None:
     assert response.json()["error"]["type"] == "server_error"
 
 
+def give_template(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, text: str) -> None:
+    files = replace(tokenizer.template._files, templates=text)
+    monkeypatch.setattr(tokenizer.template, "_files", files)
+
+
 async def test_a_model_without_a_template_refuses_chats(
     tokenizer: Tokenizer, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,9 +424,7 @@ async def test_a_model_without_a_template_refuses_chats(
 async def test_messages_that_the_template_cannot_render_are_refused(
     http: httpx2.AsyncClient, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        tokenizer.template._tokenizer, "chat_template", "{{ raise_exception('no') }}"
-    )
+    give_template(monkeypatch, tokenizer, "{{ raise_exception('no') }}")
     status, error = await refusal(http, chat())
     assert (status, error["param"]) == (400, "messages")
     assert error["message"].endswith("cannot render these messages: no.")
@@ -432,7 +436,7 @@ async def test_the_reason_of_a_template_that_fails_is_in_the_log_and_nothing_of_
     http: httpx2.AsyncClient, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = "{{ '' }}\n{{ raise_exception('no ' ~ messages[0].content) }}"
-    monkeypatch.setattr(tokenizer.template._tokenizer, "chat_template", failing)
+    give_template(monkeypatch, tokenizer, failing)
     with capture_logs() as entries:
         await refusal(http, chat("zebra"))
     (said,) = [entry for entry in entries if entry["log_level"] == "warning"]
@@ -449,7 +453,7 @@ async def test_threat_19_an_endless_template_is_ended_and_others_are_answered(
 ) -> None:
     """More of them than are encoded at once."""
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    monkeypatch.setattr(tokenizer.template._tokenizer, "chat_template", endless)
+    give_template(monkeypatch, tokenizer, endless)
     service = make_service(
         engine.client, tokenizer, Config(limits=LimitsSection(max_template_s=0.2))
     )
@@ -478,7 +482,7 @@ async def test_a_template_that_did_not_stand_its_trial_is_never_rendered(
 async def test_a_template_that_renders_nothing_makes_no_prompt(
     http: httpx2.AsyncClient, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer.template._tokenizer, "chat_template", "{{ '' }}")
+    give_template(monkeypatch, tokenizer, "{{ '' }}")
     status, error = await refusal(http, chat())
     assert (status, error["param"]) == (400, "messages")
     assert "no tokens" in error["message"]
