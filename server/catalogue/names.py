@@ -42,14 +42,16 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 def nearest(name: str, known: Iterable[str], separator: str = "/") -> str | None:
     """Return the known name that is most like a name, in whole or in the part after the last
-    separator; None if no known name is much like it."""
+    separator; None if no known name is much like it. A known name that begins with it is best."""
     if len(name) > MAX_COMPARED_CHARS:
         return None
     spellings: dict[str, str] = {}
     for one in known:
         for spelling in (one, one.rpartition(separator)[2]):
             spellings.setdefault(_plain(spelling), one)
-    matches = get_close_matches(_plain(name), spellings, n=1)
+    plain = _plain(name)
+    longer = sorted((each for each in spellings if each.startswith(plain)), key=len)
+    matches = longer or get_close_matches(plain, spellings, n=1)
     return spellings[matches[0]] if matches else None
 
 

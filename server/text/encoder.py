@@ -125,7 +125,7 @@ def tokens_within(encoding: Encoding, chars: int) -> int:
     """Return the number of tokens that end within the first ``chars`` characters of the text."""
 
     def end(index: int) -> int:
-        # Encoding.offsets would list all tokens. Padding, which comes at the end, has no offset.
+        # Encoding.offsets would list all tokens. A token that is appended has no offset.
         place = encoding.token_to_chars(index)
         return chars + 1 if place is None else place[1]
 

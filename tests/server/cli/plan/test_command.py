@@ -118,7 +118,7 @@ def test_a_model_that_is_nowhere_is_refused() -> None:
 
 
 def test_a_model_that_the_hub_does_not_have_is_refused(hub: Hub) -> None:
-    with pytest.raises(ModelError, match="there is no such repository, or it is private"):
+    with pytest.raises(ModelError, match="the hub does not have it, or it is private"):
         plan_model("someone/no-such-model", None)
 
 
