@@ -1,1 +1,1 @@
-"""Plans capacity from a ``config.json``: a model's memory, and its speed in a simulated engine."""
+"""Plans capacity from a ``config.json``: a model's memory, and its computed speed."""

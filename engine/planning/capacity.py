@@ -7,7 +7,7 @@ from engine.build import unserved
 from engine.config import EngineConfig
 from engine.machine import MachineMemory, gpu_memory
 from engine.models.weights import compute_itemsize
-from engine.planning.devices import CostModel, Device
+from engine.planning.devices import Device
 from engine.planning.memory import (
     CONTEXTS,
     WEIGHT_PACKINGS,
@@ -21,7 +21,6 @@ from engine.planning.memory import (
     slot_bytes,
     weights_bytes,
 )
-from engine.planning.simulator import Arrival, Simulation, SimulationReport, random_arrivals
 from kvcache.kv_backends import KVBackend
 from kvcache.layout import (
     KVLayout,
@@ -33,10 +32,6 @@ from kvcache.memory_budget import SMALLEST_CONTEXT_TOKENS, BudgetError, MemoryDe
 from kvcache.state_cache import SLOTS_PER_SEQUENCE
 
 CHUNK_TOKENS = 256
-# Simulated requests arrive almost at once, so that memory limits the number that run together.
-SEED = 0
-REQUESTS = 48
-MEAN_GAP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +44,6 @@ class Room:
     """The number of slots (recurrent states of one sequence at one position)."""
     slot_bytes: int = 0
     """The bytes of a slot, or 0 if the model has no recurrent states."""
-
-    @property
-    def total_bytes(self) -> int:
-        return self.kv_bytes + self.num_slots * self.slot_bytes
 
     def sequences(self, by_kv: int) -> int:
         """Return ``by_kv`` (sequences whose K and V fit), or fewer if slots allow only fewer."""
@@ -87,21 +78,12 @@ class Fit:
     """The number of tokens whose K and V fit, or 0 if the model cannot be served."""
     whole_context: tuple[int, ...]
     """For each Allocation, the number of sequences as long as the context that fit."""
-    mean_length: tuple[int, ...]
+    fifth_context: tuple[int, ...]
+    """The same for sequences of a fifth of the context."""
 
     @property
     def weights(self) -> Packing:
         return self.resident.weights
-
-
-@dataclass(frozen=True, slots=True)
-class Crowd:
-    """The results of the simulated workload, with one report for each Allocation."""
-
-    weights: Packing
-    room: Room
-    requests: int
-    reports: tuple[SimulationReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +102,11 @@ class CapacityReport:
     """The memory of the widest weights and one sequence, for each length in CONTEXTS."""
     allocations: tuple[Allocation, ...]
     """The dense, the chunked and the sparse allocation, in this order."""
-    mean_tokens: int
-    """The mean length of the simulated sequences, prompt and answer together."""
+    fifth_tokens: int
+    """A fifth of the context: the length of sequences that do not fill it."""
     fits: tuple[Fit, ...]
     problem: str | None
     """The reason why the device cannot run the model, or None if it can."""
-    crowd: Crowd | None
-    """The simulation's results; None if no packing of weights leaves room for one context."""
 
 
 def plan_capacity(
@@ -154,10 +134,7 @@ def plan_capacity(
         compute_itemsize("BF16", on_gpu=device.on_gpu),
     )
     allocations = allocations_of(shape, device, context, config)
-    arrivals = random_arrivals(
-        SEED, requests=REQUESTS, longest_tokens=context, mean_gap_s=MEAN_GAP_S
-    )
-    mean_tokens = sum(arrival.tokens for arrival in arrivals) // len(arrivals)
+    fifth_tokens = max(1, context // 5)
     own = shape.quantization
     packings = WEIGHT_PACKINGS if own is None else (own_packing(own, on_gpu=device.on_gpu),)
     fits = tuple(
@@ -165,7 +142,7 @@ def plan_capacity(
             resident(shape, packing, context),
             room_of(shape, demand, packing, config),
             allocations,
-            mean_tokens,
+            fifth_tokens,
         )
         for packing in packings
     )
@@ -177,10 +154,9 @@ def plan_capacity(
         demand=demand,
         by_context=tuple(resident(shape, packings[0], tokens) for tokens in CONTEXTS),
         allocations=allocations,
-        mean_tokens=mean_tokens,
+        fifth_tokens=fifth_tokens,
         fits=fits,
         problem=unserved(shape.spec, kv_backend),
-        crowd=_crowd(shape, device, fits, allocations, arrivals, context, config),
     )
 
 
@@ -226,7 +202,7 @@ def allocations_of(
     )
 
 
-def _fit(needed: Resident, room: Room, allocations: Sequence[Allocation], mean_tokens: int) -> Fit:
+def _fit(needed: Resident, room: Room, allocations: Sequence[Allocation], fifth_tokens: int) -> Fit:
     own, context = allocations[-1].layout, needed.context
     tokens = room.kv_bytes // own.heap_bytes * own.heap_tokens
     return Fit(
@@ -234,35 +210,5 @@ def _fit(needed: Resident, room: Room, allocations: Sequence[Allocation], mean_t
         room,
         tokens if tokens >= min(SMALLEST_CONTEXT_TOKENS, context) else 0,
         tuple(allocation.fit(room, context) for allocation in allocations),
-        tuple(allocation.fit(room, mean_tokens) for allocation in allocations),
+        tuple(allocation.fit(room, fifth_tokens) for allocation in allocations),
     )
-
-
-def _crowd(
-    shape: ModelShape,
-    device: Device,
-    fits: Sequence[Fit],
-    allocations: Sequence[Allocation],
-    arrivals: Sequence[Arrival],
-    context: int,
-    config: EngineConfig,
-) -> Crowd | None:
-    """Simulate the workload with the widest weights that fit."""
-    served = [fit for fit in fits if all(fit.whole_context)]
-    if not served:
-        return None
-    weights, room = served[0].weights, served[0].room
-    cost = CostModel.of(shape, device, weights)
-    reports = [
-        Simulation(
-            allocation.layout,
-            cost,
-            replace(config, max_num_seqs=len(arrivals)),
-            arrivals,
-            max_model_len=context,
-            kv_budget_bytes=room.kv_bytes,
-            num_slots=room.num_slots,
-        ).run()
-        for allocation in allocations
-    ]
-    return Crowd(weights, room, len(arrivals), tuple(reports))

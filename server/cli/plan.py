@@ -125,7 +125,7 @@ def plan_model(
     if planned is not None:
         plan = planned.plan
         lines += [*plan.memory.lines(), *([plan.device, *plan.warnings] if target.here else []), ""]
-    lines += report_lines(report)
+    lines += [*report_lines(report), ""]
     if out is None:
         lines.append("Pictures: --out FOLDER draws them.")
     else:
@@ -227,40 +227,30 @@ def _draw(report: CapacityReport, folder: Path, model: str) -> list[str]:
     return [f"Pictures: {folder}", *(f"  {file.name}" for file in files)]
 
 
-def report_lines(report: CapacityReport) -> Iterator[str]:
-    for part in (_fits, _crowd):
-        yield from part(report)
-        yield ""
-
-
 def gibs(amount: float) -> str:
     """Write bytes in GiB, with two decimals, or with four below a tenth of a GiB."""
     return f"{amount / GIB:.4f}" if 0 < amount < GIB / 10 else f"{amount / GIB:.2f}"
 
 
-def prose(text: str, indent: str = "") -> Iterator[str]:
-    """Yield the lines of a text that is wrapped to COLUMNS characters."""
+def note(text: str) -> Iterator[str]:
+    """Yield the lines of an indented text, which stands below a table's heading. They are wrapped
+    to COLUMNS characters."""
     yield from textwrap.wrap(
-        text, COLUMNS, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        text, COLUMNS, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
     )
 
 
-def note(text: str) -> Iterator[str]:
-    """Yield the lines of an indented text, which stands below a table's heading."""
-    yield from prose(text, INDENT)
-
-
-def _fits(report: CapacityReport) -> Iterator[str]:
+def report_lines(report: CapacityReport) -> Iterator[str]:
     yield "What pages buy"
     token = kv_bytes_per_token(report.shape)
     shared = (SHARING_CHATS - 1) * LONG_PROMPT * token
-    dense, chunks, own = report.fits[-1].mean_length
+    dense, chunks, own = report.fits[-1].fifth_context
     states = (
         f", and a sequence up to {gib(report.fits[0].resident.states_bytes)} for the states of its "
         "recurrent layers"
     )
     fits = (
-        f"Sequences of {report.mean_tokens} tokens (the mean of the crowd below) fit {own} times "
+        f"Sequences of {report.fifth_tokens} tokens (a fifth of the context) fit {own} times "
         f"into pages, {chunks} times into {CHUNK_TOKENS}-token chunks, and {dense} times where "
         f"each has all of {report.context} tokens from the start. "
     )
@@ -281,48 +271,10 @@ def _fits(report: CapacityReport) -> Iterator[str]:
             gibs(fit.room.kv_bytes),
             str(fit.tokens or "refused"),
             str(fit.whole_context[-1]),
-            *map(str, fit.mean_length),
+            *map(str, fit.fifth_context),
         )
         for fit in report.fits
     ]
-    names = [f"{report.mean_tokens}: {a.name}" for a in report.allocations]
+    names = [f"{report.fifth_tokens}: {a.name}" for a in report.allocations]
     head = ("weights", "GiB", "room (GiB)", "tokens", f"{report.context} each", *names)
-    yield from table(head, rows, INDENT)
-
-
-def _crowd(report: CapacityReport) -> Iterator[str]:
-    crowd = report.crowd
-    if crowd is None:
-        yield from prose(
-            f"No crowd was simulated: {gibs(report.memory_bytes)} GiB do not hold the "
-            f"weights and one sequence of {report.context} tokens."
-        )
-        return
-    yield f"A crowd of {crowd.requests} requests, {crowd.weights.name} weights"
-    yield from note(
-        f"They come almost at once, {report.mean_tokens} tokens long on average, to quire's own "
-        "scheduler on simulated time. Running counts those that have memory, on average while "
-        "others wait. Times are at the device's peak rates: a lower bound."
-    )
-    rows = [
-        (
-            allocation.name,
-            f"{outcome.mean_running:.1f}",
-            str(outcome.peak_running),
-            f"{gibs(outcome.peak_committed_bytes)} GiB",
-            str(outcome.preemptions),
-            f"{outcome.mean_wait_s:.0f} s",
-            f"{outcome.generated_tokens / outcome.seconds:.0f}",
-        )
-        for allocation, outcome in zip(report.allocations, crowd.reports, strict=True)
-    ]
-    head = (
-        "allocation",
-        "running",
-        "at most",
-        "committed at most",
-        "preempted",
-        "first token",
-        "tokens/s",
-    )
     yield from table(head, rows, INDENT)

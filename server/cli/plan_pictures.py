@@ -20,7 +20,6 @@ KV_COLOUR = "#e49444"
 # which people with colour blindness can tell apart.
 SERIES_COLOURS = ("#d55e00", "#56b4e9", "#0072b2")
 LIMIT_COLOUR = "#444444"
-WIDE_INCHES = (11.0, 4.6)
 SIZE_INCHES = (8.0, 4.6)
 CURVE_POINTS = 400
 # Height of the strip with the model's name, as a part of the figure's height.
@@ -35,8 +34,6 @@ def draw_pictures(report: CapacityReport, folder: Path, model: str) -> list[Path
         "weights-and-kv": weights_and_kv,
         "fit": fit,
     }
-    if report.crowd is not None:
-        pictures["crowd"] = crowd
     files = []
     with matplotlib.rc_context({"svg.hashsalt": "quire", "font.size": 10}):
         for name, draw in pictures.items():
@@ -51,7 +48,7 @@ def draw_pictures(report: CapacityReport, folder: Path, model: str) -> list[Path
 def weights_and_kv(report: CapacityReport) -> Figure:
     """Draw the bytes of weights, and of K and V, against the context's length."""
     stored = report.by_context[0].weights.name
-    figure, (axes,) = _figure(f"Weights ({stored}) against K and V (bf16) by context", report)
+    figure, axes = _figure(f"Weights ({stored}) against K and V (bf16) by context", report)
     known = report.shape.max_position_embeddings
     labels = [tokens_label(r.context) + " *" * (r.context > known) for r in report.by_context]
     kept = "K, V and states" if report.by_context[0].states_bytes else "K and V"
@@ -72,12 +69,12 @@ def weights_and_kv(report: CapacityReport) -> Figure:
 
 
 def fit(report: CapacityReport) -> Figure:
-    """Draw how many sequences of mean length fit, by type of weights and allocation of K and V."""
-    title = f"Sequences of {report.mean_tokens} tokens that fit, context {report.context}"
-    figure, (axes,) = _figure(title, report)
+    """Draw how many sequences of a fifth of the context fit, by weights and by allocation."""
+    title = f"Sequences of {report.fifth_tokens} tokens that fit, context {report.context}"
+    figure, axes = _figure(title, report)
     width = 0.8 / len(report.allocations)
     for number, allocation in enumerate(report.allocations):
-        counts = [fit.mean_length[number] for fit in report.fits]
+        counts = [fit.fifth_context[number] for fit in report.fits]
         places = [place + (number - 1) * width for place in range(len(counts))]
         bars = axes.bar(places, counts, width, color=SERIES_COLOURS[number], label=allocation.name)
         axes.bar_label(bars, padding=2)
@@ -86,29 +83,6 @@ def fit(report: CapacityReport) -> Figure:
     axes.set_ylabel("sequences at once")
     _legend(figure)
     axes.margins(y=0.1)
-    return figure
-
-
-def crowd(report: CapacityReport) -> Figure:
-    assert report.crowd is not None
-    title = f"{report.crowd.requests} requests at once, {report.crowd.weights.name} weights"
-    figure, (running, charged) = _figure(title, report, 2)
-    for allocation, outcome, colour in zip(
-        report.allocations, report.crowd.reports, SERIES_COLOURS, strict=False
-    ):
-        times = [moment.start_s for moment in outcome.moments]
-        counts = [moment.running for moment in outcome.moments]
-        sizes = [moment.committed_bytes / GIB for moment in outcome.moments]
-        running.step(times, counts, where="post", color=colour, label=allocation.name, lw=1)
-        charged.step(times, sizes, where="post", color=colour, lw=1)
-    running.set_ylabel("sequences running")
-    budget = report.crowd.room.total_bytes / GIB
-    charged.axhline(budget, color=LIMIT_COLOUR, linestyle="--", label=f"budget: {budget:.1f} GiB")
-    charged.set_ylabel("committed (GiB)")
-    _legend(figure)
-    for axes in (running, charged):
-        axes.set_xlabel("simulated time (s)")
-        axes.set_ylim(bottom=0)
     return figure
 
 
@@ -124,13 +98,12 @@ def _sign(figure: Figure, model: str) -> None:
     figure.text(0.99, 0.01, model, ha="right", va="bottom", fontsize=8, color=LIMIT_COLOUR)
 
 
-def _figure(title: str, report: CapacityReport, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """Make a figure with axes side by side, without the top and right frame lines."""
-    figure = Figure(figsize=SIZE_INCHES if columns == 1 else WIDE_INCHES, layout="constrained")
+def _figure(title: str, report: CapacityReport) -> tuple[Figure, Axes]:
+    """Make a figure with axes, without the top and right frame lines."""
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
     figure.suptitle(f"{title} - {report.device.name}, {report.memory_bytes / GIB:.0f} GiB")
-    every: list[Axes] = list(figure.subplots(1, columns, squeeze=False)[0])
-    for axes in every:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-        axes.set_axisbelow(True)
-    return figure, every
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
+    return figure, axes

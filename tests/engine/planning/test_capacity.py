@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +7,6 @@ from engine.build import plan_engine, plan_memory
 from engine.machine import MachineMemory, gpu_memory
 from engine.models.checkpoint import promised_checkpoint
 from engine.models.config import Quantization
-from engine.planning import capacity
 from engine.planning.capacity import (
     CapacityReport,
     plan_capacity,
@@ -43,16 +41,8 @@ def device() -> Device:
     return found
 
 
-@pytest.fixture(autouse=True, scope="module")
-def few_requests() -> Iterator[None]:
-    """Three simulations of sixteen requests take a second."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(capacity, "REQUESTS", 16)
-        yield
-
-
 @pytest.fixture(scope="module")
-def report(qwen3_4b: ModelShape, device: Device, few_requests: None) -> CapacityReport:
+def report(qwen3_4b: ModelShape, device: Device) -> CapacityReport:
     return plan_capacity(qwen3_4b, device, 18 * GIB, CONTEXT, SERVER)
 
 
@@ -81,7 +71,7 @@ def test_a_gpu_that_says_what_it_may_use_is_believed(qwen3_4b: ModelShape, devic
 
 def test_smaller_packings_hold_more_sequences(report: CapacityReport) -> None:
     assert [fit.weights.name for fit in report.fits] == ["bf16", "q8", "q4"]
-    for column in zip(*(fit.whole_context + fit.mean_length for fit in report.fits), strict=True):
+    for column in zip(*(fit.whole_context + fit.fifth_context for fit in report.fits), strict=True):
         assert column[0] <= column[1] <= column[2]
         assert column[0] < column[2]
 
@@ -103,9 +93,9 @@ def test_what_quire_would_start_with_is_told_in_tokens(
 
 
 def test_smaller_units_hold_more_short_sequences(report: CapacityReport) -> None:
-    assert report.mean_tokens < CONTEXT / 2
+    assert report.fifth_tokens == CONTEXT // 5
     for fit in report.fits:
-        dense, chunks, sparse = fit.mean_length
+        dense, chunks, sparse = fit.fifth_context
         assert dense < chunks <= sparse
         assert fit.whole_context[0] == dense, "dense charges every sequence for the whole context"
 
@@ -117,32 +107,14 @@ def test_allocations_charge_by_their_unit(report: CapacityReport) -> None:
     assert [a.committed_bytes(257) // token for a in (dense, chunks, sparse)] == [CONTEXT, 512, 288]
 
 
-def test_the_crowd_runs_in_the_widest_packing_that_fits(
-    report: CapacityReport, qwen3_4b: ModelShape, device: Device
-) -> None:
-    assert report.crowd is not None
-    assert report.crowd.weights.name == "bf16"
-    assert [r.peak_running for r in report.crowd.reports] == sorted(
-        r.peak_running for r in report.crowd.reports
-    )
-    small = plan_capacity(qwen3_4b, device, 12 * GIB, CONTEXT, SERVER)
-    assert small.crowd is not None
-    assert small.crowd.weights.name == "q8"
-    assert small.fits[0].whole_context[-1] == 0
-
-
-def test_the_crowd_of_a_packed_model_runs_in_its_own_packing(
-    qwen3_4b: ModelShape, device: Device
-) -> None:
+def test_a_packed_model_is_planned_in_its_own_packing(qwen3_4b: ModelShape, device: Device) -> None:
     packed = replace(qwen3_4b, quantization=Quantization(4, 32))
-    crowd = plan_capacity(packed, device, 18 * GIB, CONTEXT, SERVER).crowd
-    assert crowd is not None
-    assert (crowd.weights.name, crowd.weights.bits) == ("q4", 5)
+    (fit,) = plan_capacity(packed, device, 18 * GIB, CONTEXT, SERVER).fits
+    assert (fit.weights.name, fit.weights.bits) == ("q4", 5)
 
 
-def test_no_crowd_runs_where_not_one_sequence_fits(qwen3_4b: ModelShape, device: Device) -> None:
+def test_nothing_fits_where_weights_leave_no_room(qwen3_4b: ModelShape, device: Device) -> None:
     report = plan_capacity(qwen3_4b, device, 3 * GIB, CONTEXT, SERVER)
-    assert report.crowd is None
     assert all(fit.room.kv_bytes == 0 for fit in report.fits)
 
 
@@ -169,22 +141,17 @@ def test_states_are_planned_as_serving_would_have_them(
     config = replace(SERVER, max_model_len=CONTEXT, kv_budget_bytes=None)
     served = plan_memory(config, checkpoint, machine, KVBackend.SPARSE)
     assert fit.room.num_slots == served.num_slots
-    assert fit.room.total_bytes - fit.room.kv_bytes == served.state_bytes > 0
+    assert fit.room.num_slots * fit.room.slot_bytes == served.state_bytes > 0
     # More than all sequences at full length can use serving leaves to others.
     most = (SERVER.max_num_seqs * CONTEXT + served.layout.heap_tokens) * 32 * KIB
     assert served.kv_budget_bytes == pytest.approx(min(fit.room.kv_bytes, most), abs=64 * MIB)
-    assert fit.mean_length[-1] <= served.max_num_seqs == served.num_slots // 3
-    assert report.crowd is not None
-    ours = report.crowd.reports[-1]
-    assert ours.peak_running == fit.mean_length[-1] or ours.peak_running == capacity.REQUESTS
-    assert 0 < ours.peak_committed_bytes <= report.crowd.room.total_bytes
+    assert 0 < fit.fifth_context[-1] <= served.max_num_seqs == served.num_slots // 3
 
 
 def test_a_model_without_room_for_its_states_does_not_fit(hybrid: Path, device: Device) -> None:
     report = plan_capacity(read_shape(hybrid), device, 4 * GIB, CONTEXT, SERVER)
     assert {fit.room.kv_bytes for fit in report.fits} == {0}
     assert {fit.whole_context for fit in report.fits} == {(0, 0, 0)}
-    assert report.crowd is None
 
 
 def test_a_plan_says_what_is_not_served_there(tmp_path: Path, device: Device) -> None:

@@ -23,7 +23,6 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from engine.planning import capacity
 from server.cli import serve
 from server.cli.commands import app, main
 from server.cli.serve import EngineError
@@ -224,10 +223,7 @@ def test_an_engine_that_fails_is_an_error_of_its_own(
     assert line == "quire: the engine did not start: no luck"
 
 
-def test_a_plan_is_printed_and_nothing_is_loaded(
-    quire: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(capacity, "REQUESTS", 1)
+def test_a_plan_is_printed_and_nothing_is_loaded(quire: Run, tiny_model: Path) -> None:
     result = quire("plan", tiny_model)
     assert result.exit_code == 0
     assert "kv_backend: posix" in result.stdout
@@ -235,10 +231,7 @@ def test_a_plan_is_printed_and_nothing_is_loaded(
     assert result.stderr == ""
 
 
-def test_a_plan_takes_its_flags(
-    quire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(capacity, "REQUESTS", 1)
+def test_a_plan_takes_its_flags(quire: Run, tmp_path: Path) -> None:
     folder = write_config(tmp_path / "model", TINY)
     flags = ["--context", "300", "--memory", "2GiB", "--device", "M4", "--out", tmp_path / "out"]
     result = quire("plan", folder, *flags)

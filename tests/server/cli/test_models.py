@@ -227,9 +227,6 @@ def test_a_folder_needs_no_pull(quire: Run, tiny_model: Path) -> None:
 def test_a_plan_of_a_model_on_the_hub_fetches_no_weights(
     hub: Hub, tiny_files: Files, quire: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.planning import capacity
-
-    monkeypatch.setattr(capacity, "REQUESTS", 8)
     hub.push("someone/model", tiny_files)
     result = quire("plan", "someone/model", "--context", "256")
     assert result.exit_code == 0, result.output

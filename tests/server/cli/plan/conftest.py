@@ -1,10 +1,8 @@
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from engine.planning import capacity
 from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, find_device
 from engine.planning.memory import ModelShape, read_shape
@@ -12,14 +10,6 @@ from server.config import Config, engine_config
 from tests.models import QWEN3_4B, write_config
 
 GIB = 1024**3
-
-
-@pytest.fixture(scope="package", autouse=True)
-def few_requests() -> Iterator[None]:
-    """So that a simulation takes no time."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(capacity, "REQUESTS", 8)
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -35,13 +25,13 @@ def plan(shape: ModelShape, memory_bytes: int, context: int = 4096) -> CapacityR
 
 
 @pytest.fixture(scope="package")
-def report(qwen3_4b: Path, few_requests: None) -> CapacityReport:
+def report(qwen3_4b: Path) -> CapacityReport:
     """Qwen3-4B on an M4 Pro with 18 GiB, for 4096 tokens."""
     return plan(read_shape(qwen3_4b), 18 * GIB)
 
 
 @pytest.fixture(scope="package")
-def hopeless(qwen3_4b: Path, few_requests: None) -> CapacityReport:
+def hopeless(qwen3_4b: Path) -> CapacityReport:
     """The same with 2 GiB, of which nothing is left; and a model that knows long contexts."""
     shape = read_shape(qwen3_4b)
     shape = replace(shape, spec=replace(shape.spec, max_position_embeddings=262144))

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from engine.machine import MachineMemory
-from engine.planning import capacity
 from engine.planning.devices import find_device
 from kvcache.kv_backends import MetalDevice
 from server.cli import plan as command
@@ -98,7 +97,6 @@ def test_a_short_context_has_one_speed(tmp_path: Path) -> None:
 def test_this_mac_is_planned_by_what_its_gpu_may_use(
     qwen3_4b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capacity, "_crowd", lambda *_: None)
     device = MetalDevice("M4", working_set_bytes=12 * GIB, max_buffer_bytes=9 * GIB)
     monkeypatch.setattr(command, "machine_memory", lambda: MachineMemory(16 * GIB, 2 * GIB))
     monkeypatch.setattr(command, "metal_device", lambda: device)

@@ -9,7 +9,7 @@ from engine.planning.capacity import CapacityReport
 from server.cli import plan_pictures as pictures
 from server.cli.plan_pictures import draw_pictures
 
-PICTURES = ["weights-and-kv", "fit", "crowd"]
+PICTURES = ["weights-and-kv", "fit"]
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -48,10 +48,9 @@ def test_the_same_report_draws_the_same_bytes(
     assert [file.read_bytes() for file in again] == [file.read_bytes() for file in drawn]
 
 
-def test_a_crowd_that_was_not_simulated_is_not_drawn(
-    hopeless: CapacityReport, tmp_path: Path
-) -> None:
-    assert "crowd.svg" not in [file.name for file in draw_pictures(hopeless, tmp_path, "org/model")]
+def test_a_model_that_does_not_fit_is_drawn(hopeless: CapacityReport, tmp_path: Path) -> None:
+    names = [file.name for file in draw_pictures(hopeless, tmp_path, "org/model")]
+    assert names == [f"{name}.svg" for name in PICTURES]
 
 
 def test_the_stacked_bars_are_the_report(report: CapacityReport) -> None:
