@@ -43,9 +43,8 @@ def bench_model(name: str, file: Path | None, *, as_json: bool) -> str:
     model = read_model(name, settings)
     if model.plan.checkpoint.embeds:
         raise ModelError(f"{name}: it makes vectors, and answers are what is measured")
-    chip = this_machine().processor
-    if not model.plan.on_gpu:
-        chip += f", {model.plan.threads} threads"
+    threads = "" if model.plan.on_gpu else f", {model.plan.threads} threads"
+    chip = this_machine().processor + threads
     client = start_engine(settings, model.plan)
     try:
         figures = asyncio.run(_measure(client))

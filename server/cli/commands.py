@@ -5,6 +5,7 @@ failed, and a restarted quire chooses another backend."""
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 from inspect import Parameter, Signature, signature
@@ -191,7 +192,9 @@ def serve(
     with one_sentence():
         tables = with_further(flags_of(flags), further or ())
         if read_settings(config, tables).log.format == "text":
-            say(f"loading {', '.join(models or ())}".rstrip())
+            # A log that cannot be written ends nothing.
+            with suppress(OSError):
+                say(f"loading {', '.join(models or ())}".rstrip())
         # Imported here: these modules import MLX, but doctor must start even if MLX is broken,
         # and other commands must start fast.
         from server.catalogue.folder_reader import reading_process

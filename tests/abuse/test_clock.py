@@ -22,7 +22,8 @@ WALL_CLOCKS = {
     "date": {"today"},
 }
 # Each says when an answer or a model was made, a fault was met, how old a file is, until when a
-# model stays or a certificate is valid, or finds out that a machine has slept.
+# model stays or a certificate is valid, tells a template the
+# day, or finds out that a machine has slept.
 ALLOWED = {
     ("server/chat/served_model.py", "ServedModel"),
     ("server/chat/served_model.py", "new_metadata"),
@@ -32,8 +33,9 @@ ALLOWED = {
     ("engine/power.py", "__init__"),
     ("server/cli/running.py", "_stays"),
     ("server/protocol/ollama/answer.py", "OllamaAnswer"),
-    ("server/supervisor/ollama.py", "info_of"),
+    ("server/supervisor/ollama.py", "state_of"),
     ("server/ray/certificates.py", "_sign"),
+    ("server/text/template_sandbox.py", "_compiled"),
 }
 
 

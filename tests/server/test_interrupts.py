@@ -54,3 +54,20 @@ def test_other_threads_leave_the_signal_alone() -> None:
     thread.start()
     thread.join()
     assert handlers == [before]
+
+
+def test_the_sentence_is_written_before_the_signal_is_raised_again(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    raised: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with interrupt_says(lambda: "kept"):
+            handler = signal.getsignal(signal.SIGINT)
+            assert callable(handler)
+            handler(signal.SIGINT, None)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (capfd.readouterr().err, raised) == ("quire: kept\n", [signal.SIGINT])

@@ -4,6 +4,8 @@ import re
 import signal
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +83,25 @@ def test_a_download_that_is_ended_at_half_goes_on_there_and_the_next_start_needs
     assert hub.fetched == []
 
 
-def test_what_has_arrived_is_not_fetched_again(hub: Hub, tiny_files: Files) -> None:
+def test_what_has_arrived_is_not_fetched_again(
+    hub: Hub, tiny_files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.push("someone/model", tiny_files)
     found = find_model("someone/model")
     weights = weights_of(tiny_files)
     cut(found, 100_000, weights)
     assert found.missing_bytes == len(weights) - 100_000
+    kept = list[str]()
+
+    @contextmanager
+    def heard(sentence: Callable[[], str]) -> Iterator[None]:
+        kept.append(sentence())
+        yield
+
+    monkeypatch.setattr(download, "interrupt_says", heard)
     found.fetch_weights()
+    size = gib(len(weights))
+    assert kept[0].startswith(f"ended by Ctrl-C; {gib(100_000)} of {size} are kept, and the same")
     assert hub.sent_bytes["model.safetensors"] == len(weights) - 100_000
     assert find_model("someone/model").missing == ()
 

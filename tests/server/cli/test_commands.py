@@ -544,6 +544,12 @@ def test_a_server_answers_over_its_socket(served: Server) -> None:
         assert http.get("/nowhere").json()["error"]["type"] == "not_found_error"
 
 
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_log_of_json_has_no_other_line_before_it(quire: Run, format: str) -> None:
+    stderr = quire("serve", "no-such-model", "--set", f"log.format={format}").stderr
+    assert ("quire: loading no-such-model" in stderr.splitlines()) == (format == "text")
+
+
 def test_a_port_that_is_taken_is_refused_in_one_sentence(served: Server) -> None:
     port = served.url.rpartition(":")[2]
     folder = served.process.args[2]  # type: ignore[index]

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from structlog.testing import capture_logs
 
 from server.supervisor import process
 from server.supervisor.process import MAX_REASON_CHARS, LoadError, ModelProcess
@@ -151,8 +152,16 @@ async def test_a_process_may_load_for_long_as_long_as_it_gets_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(process, "STALL_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(process, "QUIET_S", 0.1)
     child = Child()
     managed = child.managed()
+    child.tell(loaded=30, of=100)
+    with capture_logs() as entries:
+        for done in (0, 0, 0, 30, 60, 60):
+            child.tell(loaded=done, of=100)
+            await asyncio.sleep(0.05)
+    quarters = [entry["event"].split()[-2] for entry in entries if "loading" in entry["event"]]
+    assert quarters == ["25", "50"], "each quarter once, and none of a short load"
     for done in range(12):
         child.tell(loaded=done, of=100)
         await asyncio.sleep(0.05)

@@ -84,6 +84,13 @@ def test_a_template_that_fails_is_the_conversations_fault(made: Any) -> None:
         template.render(talk())
 
 
+def test_a_template_for_tools_alone_renders_no_other_conversation(made: Any) -> None:
+    template = made([{"name": "tool_use", "template": CONTENTS}])
+    assert template.render(talk(tools=(LOOK,)))[0]
+    with pytest.raises(TemplateError, match="cannot render these messages"):
+        template.render(talk())
+
+
 def test_a_folder_without_a_template_says_so(made: Any) -> None:
     assert not made(None).exists
     assert made(TEMPLATE).exists
