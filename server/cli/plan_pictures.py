@@ -21,7 +21,6 @@ KV_COLOUR = "#e49444"
 SERIES_COLOURS = ("#d55e00", "#56b4e9", "#0072b2")
 LIMIT_COLOUR = "#444444"
 SIZE_INCHES = (8.0, 4.6)
-CURVE_POINTS = 400
 # Height of the strip with the model's name, as a part of the figure's height.
 SIGNATURE_HEIGHT = 0.04
 # Without date and random names the same report gives a file of the same bytes.
