@@ -110,5 +110,5 @@ test("errors say what is wrong", async () => {
   });
   const long = say("long ".repeat(20_000));
   await assert.rejects(parrot.chat({ model, messages: long, stream: true }), /maximum context/);
-  await assert.rejects(parrot.pull({ model: "qwen3" }), /nothing at this path/);
+  await assert.rejects(parrot.pull({ model: "qwen3" }), /downloads no model on request/);
 });

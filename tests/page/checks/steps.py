@@ -80,10 +80,9 @@ def read_text(address: str, path: str) -> str:
 
 def metrics(address: str) -> dict[str, float]:
     """Return the metrics without labels."""
-    lines = [
-        line.split() for line in read_text(address, "/metrics").splitlines() if line[:1] != "#"
-    ]
-    return {name: float(value) for name, value in lines if "{" not in name}
+    lines = read_text(address, "/metrics").splitlines()
+    plain = [line.split() for line in lines if line[:1] != "#" and "{" not in line]
+    return {name: float(value) for name, value in plain}
 
 
 @contextmanager
