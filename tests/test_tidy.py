@@ -8,7 +8,6 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from server.catalogue.lookup import aliases
 from server.config import Config
 
 ROOT = Path(__file__).parents[1]
@@ -86,21 +85,6 @@ def test_the_commands_of_the_documents_exist() -> None:
         for module in re.findall(r"python -m (tests[a-z_.]*)", text):
             path = ROOT / module.replace(".", "/")
             assert path.is_dir() or path.with_suffix(".py").is_file(), f"{document}: {module}"
-
-
-def test_no_document_denies_or_forgets_a_model_with_a_short_name() -> None:
-    served = (ROOT / "engine/models/README.md").read_text()
-    missing = next(
-        line for line in (ROOT / "README.md").read_text().split("\n") if "Not yet" in line
-    )
-    for name, repository in aliases().items():
-        family, version = re.findall(r"^(qwen|llama)(\d[.\d]*)", name)[0]
-        assert version in served, name
-        assert family not in missing.lower(), "the README says that it is not served"
-        assert version.rstrip("0.") in repository, "another generation"
-    for document in DOCUMENTS:
-        text = " ".join((ROOT / document).read_text().split())
-        assert not re.search("GPU does not run|on a Mac's GPU yet", text), document
 
 
 def test_links_between_documents_lead_somewhere() -> None:
