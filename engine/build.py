@@ -93,7 +93,7 @@ class EnginePlan:
         kernels = "Metal"
         if not self.on_gpu:
             kernels = f"{self.instruction_set}, {self.threads} threads"
-        return f"kv_backend: {self.kv_backend.kv_backend}; kernels: {kernels}"
+        return f"KV backend: {self.kv_backend.kv_backend}; kernels: {kernels}"
 
 
 def plan_engine(

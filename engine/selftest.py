@@ -334,7 +334,7 @@ def _remember(report: KVBackendReport, test: SelfTest, result: SelfTestReport) -
 
 def read_extension() -> Extension:
     installed = installed_mlx()
-    outcome = run_child([sys.executable, "-m", "engine.selftest"], FACTS_LIMIT_S)
+    outcome = run_child([sys.executable, "-P", "-m", "engine.selftest"], FACTS_LIMIT_S)
     if outcome.fault:
         return Extension(installed, outcome.fault, {})
     try:

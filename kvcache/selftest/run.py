@@ -136,7 +136,7 @@ def run_selftest(
 ) -> SelfTestReport:
     """Run a self-test in a process of its own. ``page_bytes`` is None for the default. If ``size``
     is given, the test also makes a cache of this size."""
-    command = [sys.executable, "-m", "kvcache.selftest", test, kv_backend.name]
+    command = [sys.executable, "-P", "-m", "kvcache.selftest", test, kv_backend.name]
     arguments = [str(page_bytes or ""), *([size.to_argument()] if size else [])]
     return run_program([*command, *arguments], limit_s)
 

@@ -5,7 +5,7 @@ import json
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ def own_server(settings: Config, folder: Path, name: str) -> Iterator[str]:
         theirs.close()
         try:
             message = {"model": str(folder), "settings": _settings(settings, name)}
-            ours.sendall(json.dumps(message | {"kv_limit": NO_LIMIT_BYTES}).encode() + b"\n")
+            with suppress(ConnectionError):
+                ours.sendall(json.dumps(message | {"kv_limit": NO_LIMIT_BYTES}).encode() + b"\n")
             say(f"loading {name}")
             _wait_until_ready(ours, process)
             yield url_of(listener)
@@ -71,7 +72,7 @@ def _settings(settings: Config, name: str) -> dict[str, Any]:
 def _wait_until_ready(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
     """Raises OwnServerError if the process ends before."""
     reason = "the model's process ended before it was ready"
-    with connection.makefile("rb") as lines:
+    with suppress(ConnectionError), connection.makefile("rb") as lines:
         for line in lines:
             message = json.loads(line)
             if message.get("ready"):

@@ -38,7 +38,8 @@ from server.text.limited_process import LimitedProcess
 
 # Memory that Python and libraries take in a model's process, which no plan includes.
 PROCESS_BYTES = 160 * 1024**2
-COMMAND = (sys.executable, "-c", "from server.cli.model_process import main; main()")
+# -P: modules of the folder in which quire was started are not imported.
+COMMAND = (sys.executable, "-P", "-c", "from server.cli.model_process import main; main()")
 # Names of the folder with the models' sockets, and of its file that a running server locks.
 FOLDER_PREFIX, LOCK_FILE = "quire-front-", "lock"
 # How long K and V of a prefix are cached: until the model's process ends or memory is short.

@@ -28,7 +28,15 @@ CONNECT_TIMEOUT_S = 10.0
 # Small, since Ray's object store only holds large messages, and quire sends small ones.
 OBJECT_STORE_BYTES = 100_000_000
 STARTED = "Ray runtime started."
-COMMAND = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--log-color=false")
+COMMAND = (
+    sys.executable,
+    "-P",
+    "-m",
+    "ray.scripts.scripts",
+    "start",
+    "--block",
+    "--log-color=false",
+)
 LEAN = (
     f"--object-store-memory={OBJECT_STORE_BYTES}",
     "--include-log-monitor=false",

@@ -111,14 +111,14 @@ def test_a_quantised_model_is_rounded_unless_float32_is_configured(
 
 
 def test_the_plan_says_where_the_memory_goes(plan: EnginePlan) -> None:
-    for word in ("arithmetic: packed", "kv_backend: posix", "kernels: ", "products: quire's own"):
+    for word in ("arithmetic: packed", "KV backend: posix", "kernels: ", "products: quire's own"):
         assert word in words(plan)
 
 
 def test_a_plan_for_a_gpu_says_what_computes_and_why_it_was_chosen(plan: EnginePlan) -> None:
     reasons = ("not sparse on Metal: it hung", "paged on Metal: it passed its canary")
     text = words(replace(plan, kv_backend=KVBackendChoice(KVBackend.PAGED, reasons)))
-    assert "kv_backend: paged on Metal; kernels: Metal\n" in text
+    assert "KV backend: paged on Metal; kernels: Metal\n" in text
     assert "arithmetic: stored (the GPU multiplies what is stored); matrix products: MLX's" in text
     for reason in reasons:
         assert f"  {reason}" in text

@@ -60,7 +60,7 @@ async def test_a_mac_in_use_serves_from_its_gpu(
     mac: Mac, kv_backend: str, figures: Path, model: Path
 ) -> None:
     with serving(mac, figures, model, *FLAGS) as server:
-        assert f"kv_backend: {kv_backend} on Metal; kernels: Metal" in server.text
+        assert f"KV backend: {kv_backend} on Metal; kernels: Metal" in server.text
         said = await asyncio.to_thread(answer, server)
         assert said
         assert await asyncio.to_thread(streamed_answer, server) == said
@@ -70,7 +70,7 @@ async def test_a_mac_in_use_serves_from_its_gpu(
 async def test_a_mac_serves_from_its_cpu_where_it_is_told_to(figures: Path, model: Path) -> None:
     flags = (*FLAGS, "--kv-backend", "posix", "--kv-budget", "16MiB")
     with serving(MACS[0], figures, model, *flags) as server:
-        assert "kv_backend: posix" in server.text
+        assert "KV backend: posix" in server.text
         assert await asyncio.to_thread(answer, server) == await asyncio.to_thread(
             streamed_answer, server
         )

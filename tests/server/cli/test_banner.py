@@ -58,7 +58,7 @@ def test_people_read_where_it_is_what_it_is_and_what_to_paste(
     assert lines[3] == "  API key    any (local only)"
     assert said[4] == ("model", "demo: context 256 tokens, 2 requests at a time")
     assert said[5][1].startswith("K and V up to 8.00 MiB (")
-    assert said[6][1].startswith("kv_backend: posix; kernels: ")
+    assert said[6][1].startswith("KV backend: posix; kernels: ")
     assert len(lines) == 8
 
 

@@ -226,7 +226,7 @@ def test_an_engine_that_fails_is_an_error_of_its_own(
 def test_a_plan_is_printed_and_nothing_is_loaded(quire: Run, tiny_model: Path) -> None:
     result = quire("plan", tiny_model)
     assert result.exit_code == 0
-    assert "kv_backend: posix" in result.stdout
+    assert "KV backend: posix" in result.stdout
     assert "What pages buy" in result.stdout
     assert result.stderr == ""
 
@@ -527,7 +527,7 @@ def test_a_server_says_what_it_serves_where_and_how(served: Server) -> None:
     assert f"OPENAI_BASE_URL={served.url}/v1\n" in text
     assert f"ANTHROPIC_BASE_URL={served.url}\n" in text
     assert "K and V up to " in text
-    assert "kv_backend: posix" in text
+    assert "KV backend: posix" in text
     assert "context " in text
     assert len(served.log) < 15
 

@@ -45,6 +45,19 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> list[subprocess.P
     return started
 
 
+@pytest.mark.parametrize("code", [1, 2, 3, 4, 70])
+def test_a_process_that_ends_before_it_reads_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", f"raise SystemExit({code})"))
+    with (
+        pytest.raises(OwnServerError, match="ended before it was ready") as caught,
+        own_server(Config(), Path("/some/where"), "some"),
+    ):
+        raise AssertionError
+    assert caught.value.exit_code == code
+
+
 @pytest.mark.parametrize("after", ["control.recv(1)", "time.sleep(600)"])
 def test_the_process_ends_with_the_block_even_if_it_hangs(
     monkeypatch: pytest.MonkeyPatch, after: str

@@ -209,7 +209,7 @@ def test_everything_is_put_together(
     assert 0 < service.model.facts.weights_bytes < service.model.facts.fixed_bytes
     ends = set(service.tokenizer.end_ids)
     assert ends < service.model.stop_token_ids
-    assert "kv_backend: posix" in capsys.readouterr().err
+    assert "KV backend: posix" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("vllm_names", [False, True])

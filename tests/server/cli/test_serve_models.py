@@ -26,6 +26,7 @@ from server.catalogue.local_models import local_models
 from server.cli import model_process, serve, serve_models
 from server.cli.model_files import ModelError
 from server.cli.models import Machine
+from server.cli.serve_models import COMMAND
 from server.cli.settings import read_settings
 from server.config import Config, Tables
 from server.http.listener import reserve
@@ -508,3 +509,12 @@ def test_nobody_need_hear_what_a_process_tells() -> None:
         ours.close()
         control.tell(ready=True)
         assert control.read() is None
+
+
+@pytest.mark.parametrize("module", ["json", "re", "asyncio", "typing", "socket", "server"])
+def test_a_models_process_imports_nothing_of_the_folder_it_is_started_in(
+    tmp_path: Path, module: str
+) -> None:
+    (tmp_path / f"{module}.py").write_text("open('imported', 'w').close()\n")
+    subprocess.run([*COMMAND, "0"], cwd=tmp_path, capture_output=True, timeout=60, check=False)
+    assert not (tmp_path / "imported").exists()
