@@ -1,5 +1,6 @@
 """The ``quire`` command: what it says and with what it ends."""
 
+import gc
 import json
 import math
 import os
@@ -23,6 +24,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+from server import cli
 from server.cli import serve
 from server.cli.commands import app, main
 from server.cli.serve import EngineError
@@ -542,6 +544,20 @@ def test_a_server_answers_over_its_socket(served: Server) -> None:
         assert streamed(chunks) == whole.json()["choices"][0]["message"]["content"]
         assert "server" not in whole.headers
         assert http.get("/nowhere").json()["error"]["type"] == "not_found_error"
+
+
+def test_ctrl_c_is_a_sentence_before_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = list[object]()
+    monkeypatch.setattr(
+        "server.cli.commands.main", lambda: handlers.append(signal.getsignal(signal.SIGINT))
+    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        cli.main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        gc.unfreeze()
+    assert handlers != [signal.default_int_handler]
 
 
 @pytest.mark.parametrize("format", ["text", "json"])

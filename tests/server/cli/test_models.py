@@ -231,7 +231,7 @@ def test_a_plan_of_a_model_on_the_hub_fetches_no_weights(
     result = quire("plan", "someone/model", "--context", "256")
     assert result.exit_code == 0, result.output
     assert re.search(r"\nnot here yet: (\d+ bytes) of \1 of weights; sizes are", result.stdout)
-    assert "kv_backend: " in result.stdout
+    assert "KV backend: " in result.stdout
     assert set(hub.sent_bytes) == {"config.json", "generation_config.json"}
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     again = quire("plan", "someone/model", "--context", "256")

@@ -26,7 +26,7 @@ def test_a_plan_needs_no_more_than_a_name(
     monkeypatch.setattr(command, "machine_memory", lambda: MachineMemory(3 * GIB, 2 * GIB))
     text = plan_model(str(tiny_model), None)
     assert text.startswith("fits                  yes, on a CPU with 3.00 GiB: weights take ")
-    assert "kv_backend: " in text, "how it would lie in this machine's memory is in the details"
+    assert "KV backend: " in text, "how it would lie in this machine's memory is in the details"
     assert "32768 each" in text
     assert "--out FOLDER" in text
 
