@@ -45,8 +45,8 @@ async def compiled_constraint(
     of schemas that it leaves to the model. Raises ApiError."""
     spec = constraint_spec_of(conversation, options)
     try:
-        constraint = await grammars.compile(spec, options.begun_content)
-        not_enforced = await grammars.not_enforced(spec)
+        grammar = await grammars.grammar(spec)
+        constraint = await grammars.compile(spec, options.begun_content, grammar)
     except UnfitBeginningError as error:
         raise invalid(
             f"The answer that is begun does not fit its form ({spec.param}).", turns_param
@@ -60,7 +60,7 @@ async def compiled_constraint(
             "An answer of a given form, or with a budget of thoughts, has an end of its own.",
             "ignore_eos",
         )
-    return constraint, not_enforced
+    return constraint, () if grammar is None else grammar.not_enforced
 
 
 def constraint_spec_of(conversation: Conversation, options: ParseOptions) -> ConstraintSpec:

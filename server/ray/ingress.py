@@ -36,6 +36,7 @@ from server.routes.service import Service
 from server.text.calls.written import WrittenCalls
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
+from server.text.grammar.constraints import CompiledGrammar
 from server.text.reasoning_cache import ReasoningCache
 
 log = structlog.get_logger("quire")
@@ -44,8 +45,10 @@ log = structlog.get_logger("quire")
 class CheckingCompiler(GrammarCompiler):
     """Compiles an answer's grammar only to refuse a bad one early. Replicas compile it again."""
 
-    async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
-        if await super().compile(spec, begun) is None:
+    async def compile(
+        self, spec: ConstraintSpec, begun: str = "", grammar: CompiledGrammar | None = None
+    ) -> TokenConstraint | None:
+        if await super().compile(spec, begun, grammar) is None:
             return None
         return cast(TokenConstraint, UncompiledConstraint(spec, begun))
 

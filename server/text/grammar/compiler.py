@@ -125,23 +125,23 @@ class GrammarCompiler:
         _ = self._vocabulary.thinking_masks, self._vocabulary.calling_masks  # computes both
         return ""
 
-    async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
+    async def compile(
+        self, spec: ConstraintSpec, begun: str = "", grammar: CompiledGrammar | None = None
+    ) -> TokenConstraint | None:
         """Compile an answer's constraint, or return None if any text is allowed. ``begun`` is the
-        beginning of the answer, if the client has written one. Raises GrammarError if the format
-        is unsupported, UnfitBeginningError if ``begun`` violates the format, WorkerBusyError if
-        too many grammars wait, and GrammarMemoryError if they use all memory for grammars."""
+        beginning of the answer, if the client has written one. ``grammar`` is the result of
+        ``grammar``, if the caller has it. Raises GrammarError if the format is unsupported,
+        UnfitBeginningError if ``begun`` violates the format, WorkerBusyError if too many grammars
+        wait, and GrammarMemoryError if they use all memory for grammars."""
         if not spec.has_grammar and not spec.has_budget:
             return None
-        answer = await self._answer(spec, begun) if spec.has_grammar else None
+        grammar = grammar or await self.grammar(spec)
+        answer = None if grammar is None else await self._answer(spec, begun, grammar)
         if answer is not None and spec.first_channel is Channel.CONTENT:
             return answer
         return ReasoningConstraint(
             answer, self._vocabulary, spec.first_channel, spec.thinking_budget
         )
-
-    async def not_enforced(self, spec: ConstraintSpec) -> tuple[str, ...]:
-        """Return the keywords of a compiled spec that are left to the model, with their places."""
-        return (await self._grammar(spec)).not_enforced if spec.has_grammar else ()
 
     async def close(self) -> None:
         """End the worker process. The next grammar starts another worker."""
@@ -150,8 +150,9 @@ class GrammarCompiler:
             loaded.threads.shutdown(wait=False, cancel_futures=True)
             await loaded.worker.close()
 
-    async def _answer(self, spec: ConstraintSpec, begun: str) -> TokenConstraint:
-        grammar = await self._grammar(spec)
+    async def _answer(
+        self, spec: ConstraintSpec, begun: str, grammar: CompiledGrammar
+    ) -> TokenConstraint:
         constraint = GrammarConstraint(grammar, self._vocabulary.words, self._limits.max_mask_s)
         if spec.is_lazy:
             return LazyCalls(constraint, self._vocabulary)
@@ -170,7 +171,11 @@ class GrammarCompiler:
 
         return await asyncio.get_running_loop().run_in_executor(loaded.threads, after)
 
-    async def _grammar(self, spec: ConstraintSpec) -> CompiledGrammar:
+    async def grammar(self, spec: ConstraintSpec) -> CompiledGrammar | None:
+        """Return the grammar of a spec, or None if the spec has none. Raises what ``compile``
+        raises, except UnfitBeginningError."""
+        if not spec.has_grammar:
+            return None
         spec_text = await asyncio.to_thread(spec_json, spec, self._limits.max_spec_bytes)
         digest = hashlib.sha256(spec_text.encode()).digest()
         grammar = self._cache.get(digest)
@@ -190,7 +195,7 @@ class GrammarCompiler:
 
     def _end_making(self, digest: bytes, task: "asyncio.Task[CompiledGrammar | Refusal]") -> None:
         del self._making[digest]
-        # Reads the error. If all clients have left, nobody else does, and asyncio would log it.
+        # Read the error, because asyncio logs an error that no client has read.
         _ = task.cancelled() or task.exception()
 
     async def _make(self, digest: bytes, spec_text: str) -> CompiledGrammar | Refusal:

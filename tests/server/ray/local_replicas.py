@@ -17,6 +17,7 @@ from server.ray.replica_calls import (
 )
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
+from server.text.grammar.constraints import CompiledGrammar
 from tests.engines import recall_client
 
 
@@ -27,7 +28,9 @@ class NoGrammars(GrammarCompiler):
         self.failure: Exception | None = None
         self.asked: list[str] = []
 
-    async def compile(self, spec: ConstraintSpec, begun: str = "") -> TokenConstraint | None:
+    async def compile(
+        self, spec: ConstraintSpec, begun: str = "", grammar: CompiledGrammar | None = None
+    ) -> TokenConstraint | None:
         self.asked.append(begun)
         if self.failure is not None:
             raise self.failure

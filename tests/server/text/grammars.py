@@ -79,6 +79,12 @@ def tagged_tokenizer(folder: Path, *, special: bool) -> Tokenizer:
     return Tokenizer(folder)
 
 
+async def left_out(made: GrammarCompiler, spec: ConstraintSpec) -> tuple[str, ...]:
+    """What a compiler leaves to the model."""
+    grammar = await made.grammar(spec)
+    return () if grammar is None else grammar.not_enforced
+
+
 async def compiled(tokenizer: Tokenizer, spec: ConstraintSpec) -> TokenConstraint:
     constraint = await compiler(tokenizer).compile(spec)
     assert constraint is not None
