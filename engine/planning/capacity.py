@@ -121,14 +121,11 @@ def plan_capacity(
     """Return the report for sequences of at most ``context`` (2 or more) tokens. The device may use
     ``working_set_bytes`` of memory; None means the device's default. Raises LayoutError if the size
     of a token's K does not divide a page."""
-    if working_set_bytes is None:
-        working_set_bytes = device.working_set_bytes(memory_bytes)
-    machine = MachineMemory(memory_bytes, memory_bytes)
-    kv_backend = KVBackend.SPARSE if device.on_gpu else KVBackend.POSIX
+    machine, kv_backend = empty_machine(device, memory_bytes, working_set_bytes)
     demand = memory_demand(
         shape.spec,
         replace(config, max_model_len=context),
-        gpu_memory(machine, working_set_bytes) if device.on_gpu else machine,
+        machine,
         kv_shape(shape),
         kv_backend,
         compute_itemsize("BF16", on_gpu=device.on_gpu),
@@ -158,6 +155,19 @@ def plan_capacity(
         fits=fits,
         problem=unserved(shape.spec, kv_backend),
     )
+
+
+def empty_machine(
+    device: Device, memory_bytes: int, working_set_bytes: int | None
+) -> tuple[MachineMemory, KVBackend]:
+    """Return the memory and the KV backend of a machine on which nothing else runs.
+    ``working_set_bytes`` is the memory that a GPU may use; None means the device's default."""
+    machine = MachineMemory(memory_bytes, memory_bytes)
+    if not device.on_gpu:
+        return machine, KVBackend.POSIX
+    if working_set_bytes is None:
+        working_set_bytes = device.working_set_bytes(memory_bytes)
+    return gpu_memory(machine, working_set_bytes), KVBackend.SPARSE
 
 
 def room_of(

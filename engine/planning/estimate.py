@@ -5,13 +5,12 @@ from pathlib import Path
 
 from engine.build import EnginePlan, plan_engine
 from engine.config import EngineConfig
-from engine.machine import MachineMemory, gpu_memory
 from engine.models.checkpoint import Checkpoint, promised_checkpoint
 from engine.models.config import Quantization
-from engine.planning.capacity import Allocation, Room
+from engine.planning.capacity import Allocation, Room, empty_machine
 from engine.planning.devices import CostModel, Device
 from engine.planning.memory import BF16, ModelShape, Packing, own_packing, weights_bytes
-from kvcache.kv_backends import KVBackend, KVBackendChoice
+from kvcache.kv_backends import KVBackendChoice
 
 FOUR_BITS = Quantization(4, 64)
 
@@ -59,13 +58,9 @@ def plan_elsewhere(
     memory_bytes: int,
     working_set_bytes: int | None = None,
 ) -> EnginePlan:
-    """Plan a model on a machine with nothing else in it. working_set_bytes: what the GPU
-    may use; None is the device's default. Raises BudgetError or LayoutError."""
-    machine, backend = MachineMemory(memory_bytes, memory_bytes), KVBackend.POSIX
-    if device.on_gpu:
-        if working_set_bytes is None:
-            working_set_bytes = device.working_set_bytes(memory_bytes)
-        machine, backend = gpu_memory(machine, working_set_bytes), KVBackend.SPARSE
+    """Plan a model on a machine on which nothing else runs. ``working_set_bytes`` is the memory
+    that a GPU may use; None means the device's default. Raises BudgetError or LayoutError."""
+    machine, backend = empty_machine(device, memory_bytes, working_set_bytes)
     return plan_engine(config, checkpoint, machine, KVBackendChoice(backend, ()))
 
 
