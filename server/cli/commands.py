@@ -211,6 +211,13 @@ def serve(
                 serve_models(models or (), config, tables, reading)
 
 
+def _echo_suggestions(config: Path | None, **machine: str | None) -> None:
+    """Print the models that fit. ``machine`` has the options ``memory`` and ``device``, if any."""
+    from server.cli.suggestions import suggest
+
+    typer.echo(suggest(config, **machine))
+
+
 @app.command()
 def run(
     model: OptionalModel = None,
@@ -225,9 +232,7 @@ def run(
     """
     with one_sentence():
         if model is None:
-            from server.cli.suggestions import suggest
-
-            typer.echo(suggest(config))
+            _echo_suggestions(config)
             return
         from server.cli.run import run_model
 
@@ -260,9 +265,7 @@ def plan(
     """
     with one_sentence():
         if model is None:
-            from server.cli.suggestions import suggest
-
-            typer.echo(suggest(config, memory=memory, device=device))
+            _echo_suggestions(config, memory=memory, device=device)
             return
         from server.cli.plan import plan_model
 
@@ -375,9 +378,7 @@ def pull(
     """
     with one_sentence():
         if model is None:
-            from server.cli.suggestions import suggest
-
-            typer.echo(suggest(config))
+            _echo_suggestions(config)
             return
         from server.cli.models import pull_model
 
