@@ -42,11 +42,11 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 def nearest(name: str, known: Iterable[str], separator: str = "/") -> str | None:
     """Return the known name that is most like a name, in whole or in the part after the last
-    separator; None if no known name is much like it. A known name that begins with it is best."""
+    separator; None if no known name is similar. A known name that begins with ``name`` is best."""
     if len(name) > MAX_COMPARED_CHARS:
         return None
     spellings: dict[str, str] = {}
-    for one in known:
+    for one in sorted(known):
         for spelling in (one, one.rpartition(separator)[2]):
             spellings.setdefault(_plain(spelling), one)
     plain = _plain(name)
@@ -61,8 +61,8 @@ def _plain(name: str) -> str:
 
 
 def why_not(name: str, path: Path, aliases: Iterable[str], near: str | None) -> str:
-    """Explain to the user why a text names no model. path: the text as a path. aliases: the short
-    names that quire ships. near: the name of a model that is like the text."""
+    """Explain to the user why ``name`` names no model. ``path`` is the name as a path. ``aliases``
+    are the short names that quire ships. ``near`` is the name of a model with a similar name."""
     if path.suffix.lower() == ".gguf":
         return GGUF if path.is_file() else f"there is no such file; and {GGUF}"
     if path.is_file():

@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import constants
 
 from server.catalogue.lookup import InFolder, OnHub, aliases, look_up
-from server.catalogue.names import ModelNotFoundError, is_hub_id
+from server.catalogue.names import ModelNotFoundError, is_hub_id, nearest
 from server.shipped import DEMO_MODEL, shipped
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -138,3 +138,9 @@ def test_a_pin_stands_behind_the_name(name: str, place: OnHub | None, disk: Path
             look_up(name)
     else:
         assert look_up(name) == place
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3:", "org/b", "qwen2.5", "qwen3:9b", "qwen3-x"])
+def test_the_nearest_of_equally_near_names_is_the_same_in_any_order(name: str) -> None:
+    known = ["qwen3:8b", "qwen3:4b", "qwen2.5:7b", "qwen2.5:3b", "org/b2", "org/b1", "other/b1"]
+    assert nearest(name, known) == nearest(name, known[::-1]) is not None
