@@ -44,10 +44,15 @@ def _adapters(config: dict[str, Any]) -> str:
     return f"these are adapters for {base}, and quire serves whole models: fuse the two with {how}"
 
 
-def check_files(folder: Path) -> None:
-    """Raises CheckpointError for foreign weights, and if a file that quire reads is a pointer."""
+def refuse_foreign_files(folder: Path) -> None:
+    """Raise CheckpointError if the weights are foreign, or a file that quire reads is a pointer."""
     if problem := foreign_weights(folder):
         raise CheckpointError(f"{folder}: {problem}")
+    refuse_pointers(folder)
+
+
+def refuse_pointers(folder: Path) -> None:
+    """Raise CheckpointError if a file that quire reads is a pointer of Git LFS."""
     how = f"fetch it with `git -C {shlex.quote(str(folder))} lfs pull`"
     if folder.parent.name == SNAPSHOTS:
         how = "remove the model from the hub's cache with `quire rm`, and pull it again"

@@ -6,7 +6,7 @@ another (lmstudio-ai/lmstudio.js, findLMStudioHome). In LM Studio's settings.jso
 ``downloadsFolder`` names the folder of models that the user has chosen."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,9 +19,9 @@ def lm_studio_folders() -> tuple[Path, ...]:
     return tuple(dict.fromkeys(folder.resolve() for folder in folders if os.path.isdir(folder)))
 
 
-def is_lm_studios(folder: Path) -> bool:
-    """Return whether a folder lies in a folder of LM Studio's models."""
-    return any(folder.is_relative_to(models) for models in lm_studio_folders())
+def is_below(folder: Path, folders: Iterable[Path]) -> bool:
+    """Return True if a folder lies in one of ``folders``, such as LM Studio's."""
+    return any(map(folder.is_relative_to, folders))
 
 
 def _homes() -> Iterator[Path]:

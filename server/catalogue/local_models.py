@@ -24,7 +24,12 @@ from engine.models.safetensors_headers import MAX_JSON_BYTES
 from engine.planning.memory import read_shape
 from kvcache.memory_budget import gib
 from server.catalogue.folder_reader import FolderReader
-from server.catalogue.foreign_files import CONFIG_FILE, check_files, foreign_weights
+from server.catalogue.foreign_files import (
+    CONFIG_FILE,
+    foreign_weights,
+    refuse_foreign_files,
+    refuse_pointers,
+)
 from server.catalogue.hub_cache import (
     best_snapshot,
     cached_repositories,
@@ -94,10 +99,10 @@ Facts = dict[str, Any]
 def local_models(
     folders: Sequence[Path], *, hub: bool = True, reader: FolderReader | None = None
 ) -> tuple[LocalModel, ...]:
-    """Return the models on this disk, sorted by name. Of models with one name, take the first that
-    can be served: the folders are searched in order, then the hub's cache, then LM Studio's folder.
-    folders: folders of models, or folders one or two levels above models; they may be missing.
-    hub: whether to search beyond ``folders``. reader: keeps results for later calls."""
+    """Return the models on this disk, sorted by name. Search ``folders`` in order; if ``hub`` is
+    True, search the hub's cache and LM Studio's folder, too. Of models with the same name, return
+    the first that can be served. A folder may be a model, contain models one or two levels below,
+    or be missing. ``reader`` stores results for later calls."""
     if reader is None:
         with FolderReader() as reader:
             return local_models(folders, hub=hub, reader=reader)
@@ -229,14 +234,14 @@ def _problem(name: str, folder: Path, error: Exception) -> str:
 
 
 def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> Iterator[Facts]:
-    """Yield values of LocalModel's fields, starting with those that seldom fail. repository: None
-    for a folder outside the hub's cache. Raises CheckpointError and any error of reading files."""
+    """Yield values for the fields of LocalModel, first those that seldom fail. ``repository`` is
+    None outside the hub's cache. Raises CheckpointError and any error of reading files."""
     foreign = foreign_weights(folder)
     if foreign or not (folder / CONFIG_FILE).exists():
         yield {"problem": foreign or f"there is no {CONFIG_FILE}"}
         yield {"quantization": "gguf" if foreign == GGUF else ""}
         return
-    check_files(folder)
+    refuse_pointers(folder)
     config = ModelConfig(folder)
     quantization = named_quantization(config.text.values)
     yield {"family": str(config.values.get("model_type") or ""), "quantization": quantization}
@@ -256,7 +261,7 @@ def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> It
 
 
 def _incomplete(repository: str | None, folder: Path, missing: Sequence[str]) -> Facts:
-    """Return what is missing of a model's weights, and the size of what has arrived in part."""
+    """Return a sentence about missing weights, and the bytes of unfinished downloads."""
     files = f"{len(missing)} file{'s' * (len(missing) != 1)} of weights" if missing else "weights"
     verb = "is" if len(missing) == 1 else "are"
     if repository is None:
@@ -321,7 +326,7 @@ def folder_problem(
 def shape_problem(path: str) -> str | None:
     """Return why a model's dimensions cannot be read from its folder, or None."""
     try:
-        check_files(Path(path))
+        refuse_foreign_files(Path(path))
         read_shape(Path(path))
     except CheckpointError as error:
         return str(error)
@@ -329,8 +334,9 @@ def shape_problem(path: str) -> str | None:
 
 
 def checkpoint_in(folder: Path, embeds: bool | None, promised_bytes: int | None) -> Checkpoint:
-    """Read a checkpoint. promised_bytes: as for ``folder_problem``. Raises CheckpointError."""
-    check_files(folder)
+    """Read a model's checkpoint (sizes of weights). ``promised_bytes`` is the size of all weights
+    if some are still on the hub. Raises CheckpointError."""
+    refuse_foreign_files(folder)
     if promised_bytes is None:
         return read_checkpoint(folder, embeds=embeds)
     return promised_checkpoint(folder, promised_bytes, embeds=embeds)
