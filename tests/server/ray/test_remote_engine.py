@@ -159,12 +159,19 @@ async def test_a_replica_whose_engine_has_ended_is_left_out() -> None:
             assert tokens(events) == want(PROMPT, 10)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
-async def test_a_full_replica_gives_way_to_another_until_all_stay_full(count: int) -> None:
+@asynccontextmanager
+async def full_engine(count: int) -> AsyncIterator[tuple[LocalReplicas, RemoteEngine]]:
+    """An engine whose replicas are all full."""
     replicas = LocalReplicas(count)
     async with engine_of(replicas) as engine:
         await eventually(lambda: len(engine.members.alive) == count)
         replicas.grammars.failure = WorkerBusyError()
+        yield replicas, engine
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+async def test_a_full_replica_gives_way_to_another_until_all_stay_full(count: int) -> None:
+    async with full_engine(count) as (replicas, engine):
         events = await read(engine.submit(PROMPT, params(), constraint=sent_form("begun")))
         assert [event.message for event in events] == [REPLICAS_FULL]
         assert len(set(replicas.chosen[:count])) == len(set(replicas.chosen)) == count
@@ -173,10 +180,7 @@ async def test_a_full_replica_gives_way_to_another_until_all_stay_full(count: in
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 async def test_a_prompt_waits_for_a_slot_while_all_replicas_are_full(count: int) -> None:
-    replicas = LocalReplicas(count)
-    async with engine_of(replicas) as engine:
-        await eventually(lambda: len(engine.members.alive) == count)
-        replicas.grammars.failure = WorkerBusyError()
+    async with full_engine(count) as (replicas, engine):
         stream = engine.submit(PROMPT, params(), constraint=sent_form("begun"))
         await eventually(lambda: len(replicas.chosen) > 2 * count)
         replicas.grammars.failure = None
