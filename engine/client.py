@@ -121,8 +121,8 @@ class TokenStream:
             self._abort(self.request.request_id)
 
     def deliver(self, event: TokenEvent, made_s: float | None = None) -> None:
-        """Add an event for the reader, or end the request with an error if too many are unread.
-        made_s: when the engine made the event; None stands for now."""
+        """Add an event, or end the request with an error if the stream has too many events.
+        ``made_s`` is the time at which the engine made the event; None means now."""
         if self._ended:
             return
         if event.token_id is not None:

@@ -248,7 +248,7 @@ def _other_boards() -> Json:
 # --- expressions that boards repeat, over the chosen instances ------------------------------------
 
 RATE = "[$__rate_interval]"
-# Drops NaN, the quotient of nothing by nothing: it would stand on a panel while nobody asks.
+# Drops NaN, which 0 / 0 gives: panels of an idle server would show it.
 IS_NUMBER = ">= 0"
 
 

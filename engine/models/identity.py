@@ -62,7 +62,7 @@ def content_digest(file: Path) -> str:
 
 
 def _version(status: os.stat_result) -> dict[str, int]:
-    """Return file attributes that change with the content. (Nobody can set ctime back.)"""
+    """Return file attributes that change with the content. (A program cannot set ctime back.)"""
     return {
         "inode": status.st_ino,
         "size": status.st_size,

@@ -120,9 +120,9 @@ def find_model(
     files: Sequence[str] = SMALL_FILES,
     reader: FolderReader | None = None,
 ) -> FoundModel:
-    """Find a model by name and fetch its small files; if the hub does not answer, search the local
-    cache. folders, reader: as for ``look_up``. files: patterns of the files to fetch. Raises
-    ModelNotFoundError."""
+    """Find a model by name, and download those of its files that match the patterns ``files``. If
+    the hub does not answer, search the local cache. ``folders`` and ``reader`` are passed to
+    ``look_up``. Raises ModelNotFoundError."""
     place = look_up(name, folders, reader)
     if isinstance(place, InFolder):
         return FoundModel(name, place.name, place.folder)
@@ -211,7 +211,7 @@ def _commit(place: OnHub) -> str:
 
 
 def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
-    """Find a model in the local cache. error: the reason why the hub gave no answer."""
+    """Find a model in the local cache. ``error`` is the reason why the hub gave no answer."""
     repository, revision = place.name, place.revision
     folder = snapshot_of(repository, revision) if revision else best_snapshot(repository)
     if folder is None:

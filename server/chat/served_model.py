@@ -38,7 +38,7 @@ class ServedModel:
         return self.names[0]
 
     def is_called(self, name: str) -> bool:
-        """Return whether a client's name means this model. Case, trailing slashes and Ollama's
+        """Return True if a client's name means this model. Case, trailing slashes and Ollama's
         default tag are ignored. Organisations are compared only if both names have one: ``name``
         matches ``org/name``, but ``mine/name`` does not match ``yours/name``."""
         if self.any_name:

@@ -116,5 +116,5 @@ def _is_unknown(request: Request) -> bool:
 
 
 async def _client_left(_: Request, error: Exception) -> Response:
-    """Return a response that reaches nobody, since the client has closed the connection."""
+    """Return a response for a closed connection. The client does not receive it."""
     return Response(status_code=CLIENT_CLOSED_REQUEST)

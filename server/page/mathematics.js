@@ -4,7 +4,7 @@ import { make } from "./element.js";
 
 const LIBRARY = "/page/vendor/katex-0.19.1";
 const LONGEST_CHARS = 4000;
-// Formulas of one block of text that are drawn; later ones stay text, so that nobody waits.
+// Maximum of drawn formulas in one block of text. Later formulas stay text, so that drawing does not take long.
 const MOST_FORMULAS = 200;
 // Commands that load, link or style anything are not trusted by default.
 const OPTIONS = { strict: "ignore", maxSize: 20, maxExpand: 200 };

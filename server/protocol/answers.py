@@ -64,7 +64,7 @@ def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list
 
 
 def usage_object(usage: Usage, cache_report: bool) -> Json:
-    """Return token counts as JSON. cache_report: whether to add the result of ``cache_miss``, and
+    """Return token counts as JSON. ``cache_report`` adds the first cache miss, the reason, and
     the times."""
     details: Json = {"cached_tokens": usage.prefix.cached_tokens if usage.prefix else 0}
     timings: Json = {}

@@ -30,9 +30,9 @@ NOTHING_LOADED = "No model has been used yet: name one of those that GET /v1/mod
 def match_name(
     name: str | None, models: Collection[str], aliases: Mapping[str, str], at_hand: str | None
 ) -> str | None:
-    """Return the name of the model that a client means, or None. models: hub ids or folders' names.
-    aliases: ``{pattern such as gpt-*: a model's name or LOADED}``; the first match counts.
-    at_hand: the model for LOADED and for a request without a model's name. Case is ignored."""
+    """Return the name of the model that a client means by ``name`` in any case, or None. ``models``
+    are hub ids or folders' names. ``aliases`` is ``{pattern such as gpt-*: a model's name or
+    LOADED}``, and the first match counts. LOADED and a missing ``name`` mean ``at_hand``."""
     plain = (name or "").removesuffix(LATEST).rstrip("/")
     if not plain:
         return at_hand

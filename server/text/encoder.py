@@ -57,7 +57,7 @@ def pieces_of(prompt: str) -> list[str]:
 SHORT_TOKEN_CHARS = 2
 SLICE_CHARS = 65_536
 SLICING_RATIO = 2
-# An estimate is rounded to so many digits.
+# Significant digits of an estimate.
 ESTIMATED_DIGITS = 3
 GROUP_CHARS, GROUP_TEXTS = 262_144, 1024
 # By default, the tokenizers library caches the first 10 000 words, of up to 9 KiB each, forever.

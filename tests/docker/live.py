@@ -158,7 +158,7 @@ ALWAYS_ZERO = {
 # which ``check_several`` shows. Elsewhere they are evaluated.
 OF_A_CLUSTER, OF_MODELS = "quire_replica", re.compile("quire_models?_|model!=")
 ELSEWHERE = re.compile(f"{OF_A_CLUSTER}|{OF_MODELS.pattern}")
-# Scrapes of a server that nobody has asked for anything yet.
+# Scrapes of a server before its first request.
 IDLE_S = 4.0
 # More than one copy of the demo model needs, less than two need.
 BUDGET_OF_ONE = "800MiB"

@@ -183,7 +183,7 @@ def _unit(x: Floats, mistakes: Mistakes) -> Floats:
 
 
 Write = tuple[int, int]
-"""After so many rows, to that slot."""
+"""The number of rows before the write, and the slot that is written."""
 
 
 @dataclass

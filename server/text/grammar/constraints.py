@@ -29,8 +29,8 @@ class CompiledGrammar:
     def __init__(
         self, matcher: LLMatcher, memory_bytes: int, not_enforced: tuple[str, ...] = ()
     ) -> None:
-        """matcher: llguidance's matcher in its initial state, of which each answer uses a copy.
-        not_enforced: keywords of schemas that are left to the model, with their places."""
+        """``matcher`` is llguidance's matcher in its initial state. Each answer uses a copy.
+        ``not_enforced`` are the keywords, with places, of schemas that are left to the model."""
         self.matcher = matcher
         self.memory_bytes = memory_bytes
         self.not_enforced = not_enforced

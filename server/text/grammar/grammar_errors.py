@@ -14,8 +14,8 @@ class GrammarError(ValueError):
     """Raised if a grammar cannot be enforced. The text names the schema keyword or the limit."""
 
     def __init__(self, message: str, param: str | None = None, keyword: str = "") -> None:
-        """param: the request's field that causes the error. keyword: the schema's keyword that
-        does; the message goes on from it, as in "is not supported"."""
+        """``param`` is the field of the request that causes the error. ``keyword`` is the keyword
+        of the schema. ``message`` continues after the keyword, as in "is not supported"."""
         super().__init__(message)
         self.param = param
         self.keyword = keyword

@@ -173,8 +173,8 @@ Schema = dict[str, Any] | bool
 
 
 def check_schema(schema: Any, relaxation: Relaxation = STRICT, place: str = "#") -> dict[str, Any]:
-    """Return the schema with only those keywords that are enforced. place: the schema's own, by
-    which errors and the relaxation name its parts. Raises GrammarError."""
+    """Return the schema with only the keywords that are enforced. ``place`` is the beginning of the
+    JSON pointers by which errors name parts of the schema. Raises GrammarError."""
     check_patterns(schema)  # before llguidance reads any part
     cleaned = _Checker(schema, relaxation, place).clean_root()
     if cleaned is False:

@@ -90,7 +90,7 @@ def grammar_text(
 
 
 def output_grammar(output: OutputFormat, facts: TokenizerFacts, relaxation: Relaxation) -> Grammar:
-    """Write the grammar of an answer that is no call. Raises GrammarError."""
+    """Write the grammar of an answer without tool calls. Raises GrammarError."""
     value = output.value
     match output.kind:
         case "json_object":
@@ -172,8 +172,8 @@ class CallGrammar:
         tool_format: ToolFormat,
         opened: bool,
     ) -> None:
-        """Add the rule ``call`` for one call of any tool. tools: the arguments' schema and what may
-        be left out, by tool name. opened: whether the opening tag is already written. Raises
+        """Add the rule ``call`` for one call of any tool. ``tools`` is ``{name: (schema of the
+        arguments, relaxation)}``. If ``opened``, the opening tag is already written. Raises
         GrammarError."""
         is_bare = tool_format is ToolFormat.LLAMA
         before = "" if opened or is_bare else self._tag(CALL_OPEN)

@@ -148,7 +148,7 @@ class Life:
         return *self.kept[slot], slot
 
     def free(self) -> int:
-        """A slot that nobody needs; what was kept for longest goes first."""
+        """An unused slot; of those in use, the oldest goes first."""
         needed = {*self.read, *self.keeping, *(slot for _, _, slot in self.running)}
         while not (free := [n for n in range(NUM_SLOTS) if n not in needed and n not in self.kept]):
             del self.kept[next(its for its in self.kept if its not in needed)]
