@@ -51,7 +51,8 @@ def test_an_agent_answers_with_usage(api: str) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_an_agent_streams(api: str) -> None:
-    long = "bit by bit, " * 30 + "to the end"
+    # As long as a client on a busy machine may take to read: the server joins what waits to be read.
+    long = "bit by bit, " * 100 + "to the end"
 
     async def streamed() -> list[str]:
         async with Agent(model(api, PARROT)).run_stream(f"Repeat after me: {long}") as run:
