@@ -79,7 +79,7 @@ def test_a_mapping_that_fails_while_serving_is_not_met_twice(
         serving(model, *SMALL, quire=quire) as server,
         ThreadPoolExecutor(1) as pool,
     ):
-        assert "kv_backend: sparse on Metal" in server.text
+        assert "KV backend: sparse on Metal" in server.text
         streaming = pool.submit(stream_that_fails, server, how)
         time.sleep(0.05)
         status = refusal(server)
@@ -97,7 +97,7 @@ def test_a_mapping_that_fails_while_serving_is_not_met_twice(
         (warning,) = re.findall(r"not sparse on Metal: .*", server.text)
         assert "serving failed" in warning
         assert re.search(FAILS[how], warning)
-        assert "kv_backend: paged on Metal" in server.text
+        assert "KV backend: paged on Metal" in server.text
         assert ask(server, max_tokens=40).status_code == 200
         server.send(signal.SIGTERM)
         assert server.wait() == 0
