@@ -51,7 +51,7 @@ def test_an_agent_answers_with_usage(api: str) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_an_agent_streams(api: str) -> None:
-    # As long as a client on a busy machine may take to read: the server joins what waits to be read.
+    # Long enough for a slow reader too: the server joins the pieces that wait to be read.
     long = "bit by bit, " * 100 + "to the end"
 
     async def streamed() -> list[str]:
