@@ -62,24 +62,24 @@ export function explainFacts(facts, before, hadThoughts) {
     sentences.push(`The first token took ${seconds(facts.first_s)}${speed}.`);
   }
   if (facts.loads) sentences.push("The model had to be loaded first, for which no time is counted here.");
-  if (facts.waited) sentences.push("It had to wait, as others waited too.");
-  if (facts.beside) sentences.push(`Up to ${count(facts.beside, "other")} ran beside it, and shared the machine.`);
+  if (facts.waited) sentences.push("It waited in the queue behind others.");
+  if (facts.beside) sentences.push(`Up to ${count(facts.beside, "other")} ran beside it and shared the machine.`);
   return sentences;
 }
 
 function explainMiss({ miss, cached, block }, before, hadThoughts, computed) {
   const slack = block ?? ONE_BLOCK;
-  if (!miss) return computed <= slack ? "That is as little as can be." : "Nothing more of it could be shared.";
+  if (!miss) return computed <= slack ? "Less cannot be computed." : "No more of it could come from the cache.";
   const left = decimal(miss.left_at);
-  if (miss.reason === "evicted") return "What is missing had been cached, and was evicted since: memory was short, or it was idle for too long.";
-  if (miss.reason === "state_evicted") return `Its text is cached up to token ${left}, but the model's state there was evicted since: what follows an earlier one was computed again.`;
-  if (miss.reason === "no_state") return `Its text is cached up to token ${left}, but no state of the model was kept there: what follows an earlier one was computed again.`;
-  if (!before) return cached ? "Its beginning was known from elsewhere; the rest was new." : "It is the first turn, and nothing of it had been seen before.";
+  if (miss.reason === "evicted") return "The missing part had been cached, but was evicted since: memory was short, or nobody used it for too long.";
+  if (miss.reason === "state_evicted") return `The prompt is cached up to token ${left}, but the model's state there was evicted since, so all after an earlier state was computed again.`;
+  if (miss.reason === "no_state") return `The prompt is cached up to token ${left}, but no state of the model was kept there, so all after an earlier state was computed again.`;
+  if (!before) return cached ? "Another conversation had put its beginning into the cache; the rest was new." : "It is the first turn, and none of it was cached.";
   if (miss.left_at + slack < before.prompt) {
-    return `It does not begin as the turn before: at token ${left} of what were ${count(before.prompt, "token")} something has changed, and all behind it was computed again.`;
+    return `The prompt does not begin like that of the turn before, which had ${count(before.prompt, "token")}: it differs from token ${left} on, and all from there was computed again.`;
   }
-  if (hadThoughts && miss.left_at + slack < before.prompt + before.tokens) return "The turn before was cached up to its answer. The answer's thoughts are no longer part of the prompt, so that the answer was computed again without them, and your message.";
-  return "The turn before was cached; what was computed is what is new.";
+  if (hadThoughts && miss.left_at + slack < before.prompt + before.tokens) return "The turn before was cached up to its answer. The prompt no longer has that answer's thoughts, so the answer had to be computed again without them, and then your message.";
+  return "The turn before was cached, so only the new part was computed.";
 }
 
 // Shows the text where the cached part of the prompt ends. The prompt is made again, as the server stores no prompts.
@@ -93,7 +93,7 @@ async function showMiss(why, turns, place) {
   try {
     const prompt = await askJson("/tokenize", { body: { model, messages, ...thinking } });
     if (prompt.count !== facts.prompt) {
-      note.textContent = "The prompt cannot be made again as it was: the model or the conversation is another one now.";
+      note.textContent = "The prompt cannot be shown: the model or the conversation has changed since.";
       return;
     }
     const left = facts.miss.left_at;
@@ -101,7 +101,7 @@ async function showMiss(why, turns, place) {
       readTokens(model, prompt.tokens.slice(Math.max(0, left - SHOWN_TOKENS), left)),
       readTokens(model, prompt.tokens.slice(left, left + SHOWN_TOKENS)),
     ]);
-    note.textContent = `It left what was cached at token ${decimal(left)}, where this begins:`;
+    note.textContent = `The prompt differs from the cached tokens from token ${decimal(left)} on, marked here:`;
     const before = make("span", "kept", left > SHOWN_TOKENS ? `…${kept}` : kept);
     why.append(make("p", "leaves", before, make("mark", {}, rest)));
   } catch (error) {

@@ -23,12 +23,12 @@ def a_turn_says_why_it_was_slow_and_where_it_left_the_cache(browser: Browser) ->
         first = rows.first
         expect(first.locator(".turn-facts")).to_contain_text("0 cached · ")
         first.locator("summary").click()
-        expect(first).to_contain_text("nothing of it had been seen before")
+        expect(first).to_contain_text("none of it was cached")
         expect(first.locator(".leaves")).to_contain_text("You answer in one word.")
         second = rows.last
         expect(second.locator(".turn-facts")).not_to_contain_text("0 cached · ")
         second.locator("summary").click()
-        expect(second).to_contain_text("what was computed is what is new")
+        expect(second).to_contain_text("so only the new part was computed")
         expect(second.locator(".leaves mark")).to_contain_text("And the second question?")
         expect(second.locator(".leaves .kept")).to_contain_text("is mapped twice")
         accessible(page)
@@ -37,7 +37,7 @@ def a_turn_says_why_it_was_slow_and_where_it_left_the_cache(browser: Browser) ->
         ask(page, "And the third?")
         answered(page)
         rows.last.locator("summary").click()
-        expect(rows.last).to_contain_text("It does not begin as the turn before: at token")
+        expect(rows.last).to_contain_text("The prompt does not begin like that of the turn before")
         expect(rows.last.locator(".leaves mark")).to_contain_text("two words")
         # The turns before are shown as they were, whatever the settings are now.
         expect(rows.first.locator(".leaves")).to_contain_text("You answer in one word.")
@@ -73,11 +73,11 @@ def reasons_are_told_apart(browser: Browser) -> None:
             "evicted": "evicted since",
             "state": "up to token 980, but the model's state there was evicted since",
             "nowhere": "up to token 980, but no state of the model was kept there",
-            "elsewhere": "known from elsewhere",
-            "changed": "at token 200 of what were 900 tokens something has changed",
-            "thoughts": "thoughts are no longer part of the prompt",
-            "none": "Nothing more of it could be shared.",
-            "company": "That is as little as can be.",
+            "elsewhere": "Another conversation had put its beginning into the cache",
+            "changed": "which had 900 tokens: it differs from token 200 on",
+            "thoughts": "The prompt no longer has that answer's thoughts",
+            "none": "No more of it could come from the cache.",
+            "company": "Less cannot be computed.",
         }
         for name, part in parts.items():
             assert part in found[name][1], (name, found[name])
@@ -86,6 +86,6 @@ def reasons_are_told_apart(browser: Browser) -> None:
         speed = "The first token took 0.50 s: about 200 prompt tokens a second."
         assert found["evicted"][2] == speed
         assert found["company"][3:] == [
-            "It had to wait, as others waited too.",
-            "Up to 3 others ran beside it, and shared the machine.",
+            "It waited in the queue behind others.",
+            "Up to 3 others ran beside it and shared the machine.",
         ]
