@@ -81,7 +81,7 @@ def _pooling_modes(settings: dict[str, Any]) -> set[str]:
 
 __all__ = ["Checkpoint", "CheckpointError", "read_checkpoint"]
 
-# The ending of tensors with RoPE's frequencies in older files. quire computes the frequencies.
+# The ending of the names of RoPE's frequencies in older files. quire computes the frequencies.
 FREQUENCIES = ".rotary_emb.inv_freq"
 
 
@@ -114,7 +114,7 @@ class Checkpoint:
 
     @property
     def left_out(self) -> str | None:
-        """Return a sentence about parts of the model that are not served; None if all are."""
+        """Return a sentence that names the unserved parts of the model, or None if it has none."""
         uses = Counter(
             use for name in self.unread for start, use in self.spec.unread if name.startswith(start)
         )
@@ -131,8 +131,8 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
-    """Check a model folder. With ``embeds``, the model makes vectors; None decides by the folder's
-    files. Raises CheckpointError, which names the file and field."""
+    """Check a model folder. With ``embeds``, the model makes vectors; with None, the files decide.
+    Raises CheckpointError, which names the file and field."""
     config = ModelConfig(path)
     spec = read_spec(config)
     tensors = read_tensors(path)
@@ -216,7 +216,7 @@ def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = 
     """Predict the checkpoint of a folder whose weights are not downloaded, from ``config.json``.
 
     ``stored_bytes`` is the size of the weights' files. With ``embeds``, the model makes vectors;
-    None decides by the files. Raises CheckpointError, which names the file and field.
+    with None, the files decide. Raises CheckpointError, which names the file and field.
     """
     config = ModelConfig(path)
     spec = read_spec(config)
@@ -228,8 +228,8 @@ def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = 
     layers = (name.removesuffix(".scales") for name in tensors if name.endswith(".scales"))
     packings = {layer: packing for layer in layers if (packing := config.quantization(layer))}
     promised = checkpoint_of(config, spec, tensors, packings, embeds=embeds)
-    # The files may also have an output head that is never read. If they are larger even than with a
-    # head, assume that weights have more bits than config.json says.
+    # The files may also have a head that is never read. If they are larger than all tensors with
+    # this head, assume that weights have more bits than config.json says.
     embedding = f"{model.embedding.name}."
     unread = sum(t.stored_bytes for name, t in tensors.items() if name.startswith(embedding))
     foreseen = promised.stored_bytes + (unread if model.head is None else 0)

@@ -61,7 +61,7 @@ class ModelConfig:
         return value
 
     def number(self, field: str, value: object = ...) -> float:
-        """Return the field, or the given ``value``, after a check that it is a positive number."""
+        """Return the field (or ``value``, if given), which must be a positive number."""
         if value is ...:
             value = self.values.get(field)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -124,7 +124,7 @@ class ModelConfig:
         return packing
 
     def names_layer(self, layer: str) -> bool:
-        """Return True if the config states a quantization for this layer alone."""
+        """Return True if the config states a quantization for this layer by name."""
         default = self.values.get("quantization")
         return isinstance(default, dict) and isinstance(default.get(layer), dict)
 

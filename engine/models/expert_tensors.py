@@ -54,7 +54,7 @@ class ExpertMatrix:
 def expert_matrices(
     layer: str, names: ExpertNames, experts: int, hidden: int, inner: int
 ) -> tuple[tuple[ExpertMatrix, ...], ExpertMatrix]:
-    """Return the gate and up-projections (two stacks, or one of both) and the down-projection."""
+    """Return the gate and up-projections (joined in one stack if FUSED) and the down-projection."""
     at = f"{layer}.{STACK if names is ExpertNames.STACKED else EXPERTS}"
     down = ExpertMatrix(f"{at}.down_proj", experts, hidden, inner, names)
     if names is ExpertNames.FUSED:

@@ -27,14 +27,14 @@ class Ops(Protocol):
         """Return the embeddings ``[T, hidden]`` of int32 token ids ``[T]``."""
 
     def project(self, number: int, x: mx.array, views: KVViews) -> tuple[mx.array, mx.array | None]:
-        """Append the keys and values of x to the layer's cache. Return the queries ``[T, heads,
-        head_dim]``, and the output gate before its sigmoid in the same shape, or None."""
+        """Append the keys and values of x to the layer's cache. Return two arrays ``[T, heads,
+        head_dim]``: the queries, and the output gate before its sigmoid (None without a gate)."""
 
     def recur(self, number: int, x: mx.array, views: KVViews) -> mx.array:
         """Advance the layer's recurrent states by x; return the output ``[T, values_width]``."""
 
     def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
-        """Return x plus the output projection of ``mixed``, which attention or ``recur`` gave."""
+        """Return x plus the projection of ``mixed``, the output of attention or of ``recur``."""
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
         """Return x plus the MLP's output for x."""

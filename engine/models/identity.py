@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 HASHING_THREADS = 4
 # In the Hugging Face cache, a weight file's name is its SHA-256.
 BLOB_NAME = re.compile(r"[0-9a-f]{64}")
-# A digest is cached only if the file has not changed for longer than this time: two changes within
-# one tick of the file system's clock set the same time.
+# A digest is cached only if the file has not changed for longer than this time, because a second
+# change within one tick of the file system's clock would leave the file's times unchanged.
 SETTLED_NS = 2_000_000_000
 
 
@@ -72,7 +72,7 @@ def _version(status: os.stat_result) -> dict[str, int]:
 
 
 def _record(file: Path) -> Path:
-    """Return the path of the cache file for a file's digest. Raises RuntimeError without a home."""
+    """Return the path of the cached digest of a file. Raises RuntimeError without a home folder."""
     return cache_folder() / f"weights-{sha256(os.fsencode(file)).hexdigest()[:16]}.json"
 
 

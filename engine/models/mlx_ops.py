@@ -19,7 +19,7 @@ from engine.models.tensors import (
 )
 from kvcache.views import KVViews
 
-# If there are this many pairs of a token and an expert, the pairs are sorted by expert, so that an
+# If there are at least this many pairs of a token and an expert, sort them by expert, so that an
 # expert's tokens are multiplied together. mlx-lm does the same (models/switch_layers.py).
 LEAST_SORTED_PAIRS = 64
 
@@ -47,7 +47,7 @@ def mix(
     gate: Gate,
 ) -> mx.array:
     """Return the weighted sums ``[T, hidden]`` of the experts' outputs. ``experts`` and ``weights``
-    are ``[T, chosen]``. ``gate_up`` is two stacks of one matrix per expert, or one fused stack."""
+    are ``[T, chosen]``. ``gate_up`` has separate stacks of gate and up, or one fused stack."""
     rows, chosen = experts.shape
     numbers, order = experts.flatten(), None
     pairs = mx.arange(rows * chosen) // chosen

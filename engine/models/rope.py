@@ -16,7 +16,7 @@ ORIGINAL = "original_max_position_embeddings"
 
 def read_context(config: ModelConfig) -> int:
     """Return the model's longest context in tokens. With YaRN, this is the trained context times
-    its factor, even if max_position_embeddings is less, as in vLLM. Raises CheckpointError."""
+    ``factor``, even if max_position_embeddings is less, as in vLLM. Raises CheckpointError."""
     known, fields = config.count("max_position_embeddings"), _Fields(config)
     if fields.kind in YARN and ORIGINAL in fields.values:
         known = max(known, int(fields.number("factor") * fields.number(ORIGINAL)))
@@ -151,7 +151,7 @@ def _longrope(base: float, periods: list[float], fields: _Fields) -> Rope:
 
 
 def _proportional(periods: list[float], fields: _Fields) -> tuple[float, ...]:
-    """Return periods with which only the first part of the pairs of dimensions rotates."""
+    """Return periods that are infinite for the last pairs of dimensions, which do not rotate."""
     factor = fields.number("factor", 1.0)
     turning = int(2 * len(periods) * fields.number("partial_rotary_factor", 1.0)) // 2
     still = len(periods) - turning

@@ -21,7 +21,7 @@ class Rope:
     """The number of leading dimensions of a head that rotate; None means all dimensions."""
 
     def frequencies(self, head_dim: int) -> list[float]:
-        """Return the radians per position of each pair of dimensions."""
+        """Return the frequency of each pair of dimensions, in radians per position."""
         if self.periods is not None:
             return [1.0 / period for period in self.periods]
         pairs = (self.dims or head_dim) // 2
@@ -60,7 +60,7 @@ class GatedDeltaNet:
     key_dim: int
     value_dim: int
     taps: int
-    """The number of tokens that the convolution reads, ending with the token that it computes."""
+    """The number of tokens that the convolution reads: the current token and those before it."""
 
     @property
     def widths(self) -> tuple[int, int, int, int]:
@@ -165,7 +165,7 @@ class ModelSpec:
         return [kinds[:number].count(kind) for number, kind in enumerate(kinds)]
 
     def kv_shape(self, format: KVFormat, computed: KVFormat = KVFormat.FLOAT32) -> KVShape:
-        """Return the shape of a sequence's cache. K and V have the type ``format``, the inputs that
+        """Return the shape of a sequence's cache. K and V have the type ``format``. The inputs that
         convolutions keep have the type ``computed``."""
         return KVShape(
             tuple(KVSpec(each.kv_heads, each.head_dim, format) for each in self.attentions),

@@ -16,8 +16,8 @@ class StoredMatrix:
     """The weights of a linear layer, or an embedding."""
 
     weight: mx.array
-    """The numbers ``[outputs, inputs]``, or words of codes if the matrix is quantized. In a stack
-    of experts' matrices, the first axis of each array is the expert."""
+    """The numbers ``[outputs, inputs]``, or packed codes if the matrix is quantized. In a stack of
+     experts' matrices, the first axis of each array is the expert."""
     scales: mx.array | None = None
     """One scale for each group of codes. Likewise ``biases`` has one bias for each group."""
     biases: mx.array | None = None
@@ -45,7 +45,7 @@ class StoredMatrix:
         return mx.dequantize(weight, scales, biases, group_size, bits, mode, dtype=scale_dtype)
 
     def by_parts(self, parts: Sequence[int]) -> "StoredMatrix":
-        """Reorder the rows as ``Matrix.parts`` describes: all first parts first, and so on."""
+        """Sort the rows by part, as the field ``Matrix.parts`` describes."""
         if not parts:
             return self
         assert self.bias is None

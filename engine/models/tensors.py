@@ -41,14 +41,14 @@ class Naming:
     """The way in which a checkpoint names and stores its tensors."""
 
     prefix: str = "model."
-    """The prefix of all names but the output head's; empty for a model saved without a head."""
+    """The prefix of all names except ``head``; empty for a model saved without an output head."""
     head: str = HEAD
     zero_centred: bool = False
-    """Whether the files store weights of norms minus 1, and convolutions as ``[width, 1, taps]``
+    """Whether the files store ``weight - 1`` for norms, and ``[width, 1, taps]`` for convolutions
     instead of MLX's ``[width, taps, 1]``."""
     experts: ExpertNames = ExpertNames.STACKED
     joined_deltas: bool = False
-    """Whether a delta net's four input matrices are joined to two, as in Qwen3-Next's files."""
+    """Whether a delta net's four input matrices are stored as two, as in Qwen3-Next's files."""
 
 
 NAMINGS = (
@@ -57,8 +57,8 @@ NAMINGS = (
     Naming("language_model.model.", f"language_model.{HEAD}"),
     Naming(""),
 )
-"""How these models name tensors, in this order: a plain model, the text part of a larger model on
-the hub, such a part saved by MLX's tools, and a model saved without its head."""
+"""One Naming each: for a plain model, for the text part of a larger model on the hub, for such a
+part saved by MLX's tools, and for a model saved without a head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Matrix:
     inputs: int
     has_bias: bool = False
     parts: tuple[int, ...] = ()
-    """If set, the file's rows repeat a pattern of parts, which have these numbers of rows. Reading
+    """If set, the file's rows form groups, and a group's parts have these numbers of rows. Reading
     sorts the rows by part: all first parts, then all second parts, and so on."""
 
     def shapes(self) -> Shapes:
@@ -105,7 +105,7 @@ class Constant:
 AnyMatrix = Matrix | ExpertMatrix
 Part = AnyMatrix | Vector | Constant
 Product = tuple[Matrix, ...]
-"""Matrices that multiply the same input. On a CPU they are joined to one matrix."""
+"""Matrices that multiply the same input. On a CPU they are joined into one matrix."""
 ExpertProduct = tuple[ExpertMatrix, ...]
 
 
@@ -145,8 +145,8 @@ class AttentionTensors:
     """The tensors of attention."""
 
     queries_keys_values: Product
-    """The matrices of queries, keys and values. With an output gate, the first matrix has each
-    head's rows for the gate after the head's rows for the query."""
+    """The matrices of queries, keys and values. With an output gate, the first matrix has for each
+    head the rows of the query, then the rows of the gate."""
     output: Matrix
     query_norm: Vector | None
     key_norm: Vector | None
@@ -220,7 +220,7 @@ class ModelTensors:
 
     @cached_property
     def parts(self) -> list[Part]:
-        """Return all tensors in the usual order in files."""
+        """Return all tensors, in the order that is usual in files."""
         head = [] if self.head is None else [self.head]
         layers = [part for layer in self.layers for part in layer.parts]
         return [self.embedding, *layers, self.norm, *head]
@@ -242,7 +242,7 @@ class ModelTensors:
         return {name: shape for part in self.parts for name, shape in part.shapes().items()}
 
     def count(self, dimensions: int) -> int:
-        """Count the numbers in matrices and stacks (``dimensions`` 2) or all other tensors (1)."""
+        """Count numbers: with ``dimensions`` 2 in matrices and stacks, with 1 in other tensors."""
         stacks = [matrix for matrix in self.matrices if isinstance(matrix, ExpertMatrix)]
         stacked = {name for stack in stacks for name in stack.shapes()}
         return sum(
@@ -420,11 +420,11 @@ def _misfit(
 
 
 Kind = tuple[int, mx.Dtype, int, int]
-"""A matrix's count of outputs, dtype (of scales if quantized), bits and group size (0 if plain)."""
+"""Outputs, dtype of numbers or scales, bits, group size. For plain numbers the last two are 0."""
 
 
 def packed_bytes(model: ModelTensors, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> int:
-    """Return a model's bytes after packing for the CPU. ``tensors`` has all tensors in files."""
+    """Return a model's bytes after packing for the CPU. ``tensors`` has all stored tensors."""
     total = FLOAT32_BYTES * model.count(1)
     for product in model.products:
         kinds = [_kind_of(matrix, tensors, packing_of) for matrix in product]

@@ -20,7 +20,7 @@ UNREAD = (
 # Every fourth layer is an attention layer, unless config.json has another interval.
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
-# A gated delta net's heads must have a multiple of this many dimensions, for the kernels.
+# The kernels need delta net heads whose number of dimensions is a multiple of this.
 HEAD_DIM_UNIT = 16
 MAX_HEAD_DIM = 256
 

@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6 MoE. They differ from Qwen3.5 in the MLPs: mixtures with a shared expert."""
+"""Qwen3.5 and 3.6 MoE. Unlike in Qwen3.5, the MLPs are mixtures of experts with a shared expert."""
 
 from engine.models.config import ModelConfig
 from engine.models.families.qwen3_5 import hybrid_decoder
