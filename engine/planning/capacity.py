@@ -46,7 +46,7 @@ class Room:
     """The bytes of a slot, or 0 if the model has no recurrent states."""
 
     def sequences(self, by_kv: int) -> int:
-        """Return ``by_kv`` (sequences whose K and V fit), or fewer if slots allow only fewer."""
+        """Limit ``by_kv``, the number of sequences whose K and V fit, by the number of slots."""
         return min(by_kv, self.num_slots // SLOTS_PER_SEQUENCE) if self.slot_bytes else by_kv
 
 
@@ -69,7 +69,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The numbers of sequences that fit in memory beside weights in one packing."""
+    """The numbers of sequences that fit in memory with the weights in one packing."""
 
     resident: Resident
     """The memory of the weights and of one sequence that fills the context."""
@@ -77,9 +77,9 @@ class Fit:
     tokens: int
     """The number of tokens whose K and V fit, or 0 if the model cannot be served."""
     whole_context: tuple[int, ...]
-    """For each Allocation, the number of sequences as long as the context that fit."""
+    """The number of sequences of the whole context that fit, for each Allocation."""
     fifth_context: tuple[int, ...]
-    """The same for sequences of a fifth of the context."""
+    """The number of sequences of a fifth of the context that fit, for each Allocation."""
 
     @property
     def weights(self) -> Packing:
@@ -88,8 +88,8 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class CapacityReport:
-    """All figures of the capacity report. K and V are bf16; weights are as stored, or, where they
-    are stored unquantized, in each of WEIGHT_PACKINGS."""
+    """All figures of the capacity report. K and V are bf16. Quantized weights stay
+    as they are stored; for other weights, the report has figures for each of WEIGHT_PACKINGS."""
 
     shape: ModelShape
     device: Device
@@ -97,13 +97,13 @@ class CapacityReport:
     """The machine's memory, of which the device may use ``demand.machine_bytes``."""
     context: int
     demand: MemoryDemand
-    """The memory that the model needs beside weights and K and V."""
+    """The memory that the model needs in addition to the weights and the cache."""
     by_context: tuple[Resident, ...]
-    """The memory of the widest weights and one sequence, for each length in CONTEXTS."""
+    """For each length in CONTEXTS, the memory of one sequence and the weights (largest packing)."""
     allocations: tuple[Allocation, ...]
     """The dense, the chunked and the sparse allocation, in this order."""
     fifth_tokens: int
-    """A fifth of the context: the length of sequences that do not fill it."""
+    """A fifth of the context, the length of sequences for ``Fit.fifth_context``."""
     fits: tuple[Fit, ...]
     problem: str | None
     """The reason why the device cannot run the model, or None if it can."""
@@ -118,9 +118,9 @@ def plan_capacity(
     *,
     working_set_bytes: int | None = None,
 ) -> CapacityReport:
-    """Return the report for sequences of at most ``context`` (2 or more) tokens. The device may use
-    ``working_set_bytes`` of memory; None means the device's default. Raises LayoutError if the size
-    of a token's K does not divide a page."""
+    """Return the report for sequences of at most ``context`` tokens, which must be 2 or more. The
+    device may use ``working_set_bytes`` of memory; None means the device's default. Raises
+    LayoutError if the size of a token's K does not divide a page."""
     machine, kv_backend = empty_machine(device, memory_bytes, working_set_bytes)
     demand = memory_demand(
         shape.spec,

@@ -1,16 +1,16 @@
 """The speed and memory of known devices, and the time of a model's step on each device.
 
 Memory and bandwidth are Apple's specifications of each chip's largest configuration
-(support.apple.com, "Tech Specs"), and of smaller ones that read less. Apple publishes no arithmetic
-rate: ``ops_per_s`` is an **estimate**, GPU cores x 128 lanes x 2 operations x clock. Clocks are
-measured for M1 and M2 (github.com/philipturner/metal-benchmarks), and about 1.4 GHz for M3 and 1.6
-GHz for M4. M5 and M6 count four times, after Apple's "over 4x the peak GPU compute for AI" (press
-releases of October 2025 and March 2026). Real kernels reach perhaps two thirds of these peaks:
-planned times are lower bounds.
+(support.apple.com, "Tech Specs"), and of smaller ones with a lower bandwidth. Apple publishes no
+arithmetic rate: ``ops_per_s`` is an **estimate**, GPU cores x 128 lanes x 2 operations x clock.
+Clocks are measured for M1 and M2 (github.com/philipturner/metal-benchmarks), and about 1.4 GHz for
+M3 and 1.6 GHz for M4. The rates of M5 and M6 are multiplied by four, after Apple's "over 4x the
+peak GPU compute for AI" (press releases of October 2025 and March 2026). Real kernels reach perhaps
+two thirds of these peaks, so planned times are lower bounds.
 
-macOS limits the GPU's part of the memory (``recommendedMaxWorkingSetSize``): to two thirds of 16
-and 32 GiB (llama-cpp-python issue 687, ollama issue 434), and to three quarters from 36 GiB on
-(llama.cpp issues 1870 and 3213). Newer systems allow more (107.5 GiB of 128: ds4 pull request 893).
+macOS limits the GPU's part of the memory (``recommendedMaxWorkingSetSize``): to two thirds in Macs
+with 16 or 32 GiB (llama-cpp-python issue 687, ollama issue 434), and to three quarters from 36 GiB
+on (llama.cpp issues 1870, 3213). Newer systems allow more (107.5 GiB of 128: ds4 pull request 893).
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ APPLE_STEP_OVERHEAD_S = 2e-3
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The figures that determine what fits, and a step's time."""
+    """The memory and speed of a device. They decide which models fit, and how fast steps run."""
 
     name: str
     memory_bytes: int
@@ -49,10 +49,10 @@ class Device:
     """The smallest page that the device can map."""
     on_gpu: bool
     smaller: "Device | None" = None
-    """The chip with fewer GPU cores, which Macs with at most ``smaller.memory_bytes`` have."""
+    """The chip with fewer GPU cores, in Macs with at most ``smaller.memory_bytes`` of memory."""
 
     def with_memory(self, memory_bytes: int) -> "Device":
-        """Return the configuration of the chip that Macs with so much memory have."""
+        """Return the configuration of this chip in Macs with ``memory_bytes`` of memory."""
         smaller = self.smaller
         return smaller if smaller is not None and memory_bytes <= smaller.memory_bytes else self
 
@@ -160,7 +160,7 @@ class CostModel:
     ops_per_row: int
     """The operations of the output head, which runs for one token of each sequence only."""
     ops_per_pair: int
-    """The operations of attention for each pair of a token and a token that it attends to."""
+    """The operations of attention for each pair of tokens, one of which attends to the other."""
     mixtures: tuple[tuple[Experts, int], ...] = ()
     """For each layer with experts, the mixture of experts and the bytes of one expert."""
     state_bytes: int = 0

@@ -1,4 +1,4 @@
-"""Answers what users ask first of a model and a machine: what fits, and how fast it may be."""
+"""Answers two questions about a model on a machine: what fits, and how fast may it be?"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +17,12 @@ FOUR_BITS = Quantization(4, 64)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The limits of a model on a machine, and its speed, computed from the device's peak rates."""
+    """The limits and the speed of a model on a machine, computed from the device's peak rates."""
 
     plan: EnginePlan
     cost: CostModel
     step_tokens: int
-    """The prompt tokens that one step computes at most."""
+    """The largest number of prompt tokens that one step computes."""
 
     def chats(self, tokens: int) -> int:
         """Return how many sequences of ``tokens`` tokens run at once."""
@@ -31,7 +31,7 @@ class Estimate:
         return min(memory.max_num_seqs, Allocation("own", memory.layout).fit(room, tokens))
 
     def decode_tokens_per_s(self, context: int) -> float:
-        """Return the most tokens a second of one sequence alone, after ``context`` tokens."""
+        """Return the highest rate of tokens for one sequence alone, after ``context`` tokens."""
         return 1 / self.cost.step_seconds([(context - 1, 1)])
 
     def first_token_s(self, prompt: int) -> float:
@@ -74,7 +74,7 @@ def checkpoint_without_weights(folder: Path, shape: ModelShape) -> Checkpoint:
 def in_four_bits(
     shape: ModelShape, checkpoint: Checkpoint, *, on_gpu: bool
 ) -> tuple[ModelShape, Checkpoint]:
-    """Return the same model as it would be in MLX's 4 bits."""
+    """Return the shape and the checkpoint that the model would have in MLX's 4 bits."""
     size = weights_bytes(shape, own_packing(FOUR_BITS, on_gpu=on_gpu))
     packed = replace(checkpoint, stored_bytes=size, packed_bytes=size)
     return replace(shape, quantization=FOUR_BITS), packed

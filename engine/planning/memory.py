@@ -28,7 +28,7 @@ PANEL_OUTPUTS = 16
 VECTOR_BYTES = 2
 CONTEXTS = (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
 FLOAT32_BYTES = 4
-# The largest number of arrays that a step holds at once, by their size.
+# The largest numbers of arrays that a step holds at once, for arrays of two sizes.
 HIDDEN_COPIES = 6  # as large as the hidden state
 LOGIT_COPIES = 5  # as large as the logits
 # Attention of one token splits the earlier tokens into parts of SPLIT_TOKENS. A GPU takes parts of
@@ -150,7 +150,7 @@ def kv_shape(shape: ModelShape) -> KVShape:
 
 
 def slot_bytes(shape: ModelShape) -> int:
-    """Return the bytes of a slot (recurrent states of a sequence at one position); 0 if none."""
+    """Return a slot's bytes (recurrent states at one position), or 0 for a model without states."""
     slot = kv_shape(shape).slot
     return 0 if slot is None else slot.slot_bytes
 
@@ -207,7 +207,7 @@ def activation_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int) -> in
 
 
 def _mixer_numbers(mixer: Mixer) -> int:
-    """Return an upper bound of how many intermediate numbers a mixer makes for one token."""
+    """Return an upper bound for the count of a mixer's intermediate numbers for one token."""
     if isinstance(mixer, GatedDeltaNet):
         return 2 * (mixer.conv_width + 2 * mixer.values_width)
     queries = 2 * mixer.heads if mixer.output_gate else mixer.heads
@@ -217,8 +217,8 @@ def _mixer_numbers(mixer: Mixer) -> int:
 def attention_scratch_bytes(
     spec: ModelSpec, config: EngineConfig, shape: KVShape, kv_backend: KVBackend
 ) -> int:
-    """Return an upper bound of the bytes of attention's partial sums, for all sequences that
-    generate. With KVBackend.PAGED, include copies of one prompt's earlier K and V."""
+    """Return an upper bound for the bytes of attention's partial sums while all sequences generate.
+    With KVBackend.PAGED, add copies of one sequence's K and V in GATHERED_LAYERS layers."""
     longest = config.max_model_len or spec.max_position_embeddings
     short = min(longest, SHORT_ROW_TOKENS)
     of_row = max(-(-longest // SPLIT_TOKENS), -(-short // SHORT_SPLIT_TOKENS))
