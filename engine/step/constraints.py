@@ -78,8 +78,8 @@ def _holds_back_stops(sequence: Sequence) -> bool:
 
 
 def _fill(sequence: Sequence, row: np.ndarray) -> bool:
-    """Fill a sequence's row of a mask. Return False, with the contents of the row undefined, if
-    every token may come next."""
+    """Fill a sequence's row of a mask, and return True. If every token may come next, return False;
+    the row is then undefined."""
     constraint = sequence.request.constraint
     filled = constraint is not None and constraint.fill_mask(row)
     if not _holds_back_stops(sequence):

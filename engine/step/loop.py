@@ -74,8 +74,8 @@ class KVBackendFaults:
             raise
 
     def find(self) -> BackendFailedError | None:
-        """Return a fault of the memory for K and V and write the fault to disk, or return None if
-        the memory is sound. Any thread may call this."""
+        """If the memory for K and V has a fault, write the fault to disk, and return it. Otherwise
+        return None. Any thread may call this."""
         try:
             with self.recording():
                 self.require()
@@ -174,15 +174,15 @@ class EngineLoop:
         pooling = self.limits.embedding_size is not None
         self._health_check = ModelHealthCheck(scheduler.add, pooling=pooling)
         self.busy_since: float | None = None
-        """The time since which there is work but no completed step. Any thread may read this."""
+        """When work began or a step last completed; None without work. Any thread may read this."""
 
     @property
     def limits(self) -> EngineLimits:
         return self._scheduler.limits
 
     def step(self) -> bool:
-        """Launch the next step, then retire (read) the step before. If ``config.overlap`` is False,
-        retire the new step, too. Return True if any step was launched or retired."""
+        """Launch the next step, then retire (read) the previous step. If ``config.overlap`` is
+        False, retire the new step, too. Return True if any step was launched or retired."""
         events = self._receive()
         plan = self._next_plan()
         retired = self._pipeline.advance(plan)
@@ -244,7 +244,7 @@ class EngineLoop:
 
     @property
     def _stalled(self) -> bool:
-        """Return True if any sequence runs or waits. All of them may be waiting for memory."""
+        """Return True if the engine has sequences. If no step runs, they wait for memory."""
         return self._scheduler.num_running + self._scheduler.num_waiting > 0
 
     # --- the parts of a step --------------------------------------------------------------------

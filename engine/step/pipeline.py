@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 FAILURE_WINDOW_S = 60.0
 # Errors that end the engine at once.
 FATAL = (AssertionError, BackendFailedError, EngineFailedError)
-# A mapping point is a pause without steps in flight, to map memory. It is delayed by PATIENCE times
-# the last pause, but at most by LONGEST_PATIENCE_S, so that it can serve several sequences.
+# A mapping point is a pause without steps in flight, to map memory. To serve several sequences in
+# one pause, delay it by PATIENCE times the last pause, but at most by LONGEST_PATIENCE_S.
 PATIENCE = 20
 LONGEST_PATIENCE_S = 0.15
 
@@ -58,8 +58,8 @@ class _Launched:
 
 
 class MappingPoints:
-    """Decides when to pause for a mapping point, which is a time without steps in flight, when
-    memory can be mapped. Measures the length of each pause."""
+    """Decides when to pause. In a pause (mapping point) no step is in flight, so that memory can be
+    mapped. Measures the length of each pause."""
 
     def __init__(self, kv: KVCacheManager, clock: Callable[[], float]) -> None:
         self._kv = kv
@@ -84,7 +84,7 @@ class MappingPoints:
             self._began_s, self._wanted_s = self._clock(), None
 
     def end(self) -> None:
-        """End the measurement of a pause. Call this when a step was launched."""
+        """End the measurement of a pause. Call this after a step has been launched."""
         if self._began_s is not None:
             self._took_s = self._clock() - self._began_s
             self._began_s = None
@@ -114,8 +114,8 @@ class StepPipeline:
         return len(self._launched)
 
     def may_launch(self) -> bool:
-        """Return False while a failed step is not retired, or while steps in flight must end for a
-        mapping point. Return True otherwise."""
+        """Return False while a failed step is not retired, or while steps in flight must end before
+        a mapping point (pause to map memory). Return True otherwise."""
         if any(launched.step is None for launched in self._launched):
             return False
         return not (self._launched and self._points.is_due())
@@ -164,8 +164,8 @@ class StepPipeline:
             launched.step = None
 
     def retire(self, max_left: int) -> list[RetiredStep]:
-        """Read the oldest steps until at most ``max_left`` steps are in flight. Then retire failed
-        steps at the front, too. Raises the same errors as ``launch``."""
+        """Read the oldest steps until at most ``max_left`` steps are in flight. Retire more steps
+        while the oldest step has failed. Raises the same errors as ``launch``."""
         retired: list[RetiredStep] = []
         while self.depth > max_left or (self._launched and self._launched[0].step is None):
             retired += self._retire(self._launched.popleft())

@@ -43,7 +43,7 @@ class Attached(NamedTuple):
 
 
 class Forked(NamedTuple):
-    """A further answer to a prompt shares the first answer's full blocks, and copies the rest."""
+    """A later answer to a prompt shares the first answer's full blocks, and copies the rest."""
 
     parent_id: int
     seq_id: int

@@ -111,7 +111,7 @@ class ModelRunner:
         takes_whole_steps: bool = False,
     ) -> None:
         """With ``pools``, the model makes vectors instead of tokens. ``workers`` is None on a GPU.
-        With ``takes_whole_steps``, MLX's queue has room for a second step, as a GPU's has. A CPU's
+        With ``takes_whole_steps``, MLX's queue has room for a second step, as on a GPU. A CPU's
         queue has room for little more than one layer of the model."""
         self._model = model
         self._takes_whole_steps = takes_whole_steps
@@ -181,7 +181,7 @@ class ModelRunner:
         return ModelStep(self, plan, views, output, inner)
 
     def _batch(self, entries: SequenceOf[PlanEntry]) -> tuple[mx.array, list[int]]:
-        """Return all entries' tokens as one array, and the indices after which to sample."""
+        """Return all entries' tokens as one array, and each sampling entry's last index in it."""
         tokens: list[int] = []
         rows: list[int] = []
         pending: list[tuple[int, int]] = []
@@ -197,8 +197,8 @@ class ModelRunner:
         return self._tokens(tokens, pending), rows
 
     def _tokens(self, known: list[int], pending: list[tuple[int, int]]) -> mx.array:
-        """Return token ids as an array. ``known`` has 0 in place of each unread token. A pair in
-        ``pending`` is such a place, and the token's index among the previous step's samples."""
+        """Return token ids as an array. ``known`` has 0 for each unread token. ``pending`` has
+        such a token's indices in ``known`` and among the previous step's samples."""
         if not pending:
             return mx.array(known)
         all_pending = len(pending) == len(known) == self._sampled.size
@@ -211,7 +211,7 @@ class ModelRunner:
         return mx.concatenate([known_ids, self._sampled])[mx.array(places)]
 
     def _output(self, plan: StepPlan, states: mx.array) -> PendingSamples | mx.array:
-        """Return vectors, samples, or (if sampling needs a SamplingState) logits of ``states``."""
+        """Return vectors or samples of ``states``, or logits if sampling needs a SamplingState."""
         if self._pools:
             return pool(states)
         logits = self._model.head(states)

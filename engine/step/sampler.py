@@ -217,7 +217,7 @@ def _bias(logits: mx.array, params: SequenceOf[SamplingParams]) -> mx.array:
 def _padded(
     rows: SequenceOf[SequenceOf[float] | np.ndarray], dtype: type[np.generic]
 ) -> np.ndarray:
-    """Pad rows to one length by repeating their first entry, which changes no result."""
+    """Pad rows to the longest row by repeating each row's first entry, which changes no result."""
     longest = max(len(row) for row in rows)
     table: np.ndarray = np.empty((len(rows), longest), dtype)
     for target, row in zip(table, rows, strict=True):
@@ -273,7 +273,7 @@ def _allowed(logits: mx.array, ids: mx.array) -> mx.array:
 
 
 def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array) -> mx.array:
-    """Draw ids ``[R]`` of tokens that pass each row's filters, by the random numbers ``draws``."""
+    """Draw a token id per row by random ``draws``, among tokens that pass the row's filters."""
     probabilities = mx.softmax(logits / _column(params, lambda p: p.temperature), axis=-1)
     floor = _floor(probabilities, params)
     if floor is not None:
@@ -326,7 +326,7 @@ def pool(states: mx.array) -> PendingSamples:
     return PendingSamples([vectors], read)
 
 
-# Scoring keeps the logits of this many tokens in memory, or 20 MB for a vocabulary of 150,000.
+# Scoring keeps this many rows of logits in memory: 20 MB for a vocabulary of 150,000.
 SCORED_ROWS_AT_ONCE = 32
 
 Head = Callable[[mx.array], mx.array]

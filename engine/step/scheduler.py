@@ -1,6 +1,6 @@
-"""Chooses the tokens that the next step computes. The choice needs counts of tokens only.
+"""Chooses the tokens that the next step computes. The choice depends only on token counts.
 
-There are no separate prefill and decode phases. A plan computes tokens that sequences still lack,
+There are no separate prefill and decode phases. A plan has tokens that are not yet computed,
 within a token budget: single tokens first, then chunks of prompts.
 """
 
@@ -31,10 +31,10 @@ from kvcache.sequences import Progress
 
 
 def resting_sequences(running: SequenceOf[Sequence], max_step_mask_s: float) -> set[int]:
-    """Return the ids of sequences that sit out a step, to make its masks within max_step_mask_s.
+    """Return ids of sequences that sit out a step, so that its masks take at most max_step_mask_s.
 
     A mask marks the tokens that may come next. Only sequences whose mask takes more than an equal
-    share of the time sit out. Those that sat out the most steps run first; one always runs.
+    share of the time may sit out. Those that rested longest go first; at least one of them runs.
     """
     masked = [sequence for sequence in running if sequence.mask_s]
     left_s = max_step_mask_s
@@ -225,7 +225,7 @@ class Scheduler:
         return [self._finish(sequence, FinishReason.ERROR, message) for sequence in left]
 
     def cancel(self, plan: StepPlan) -> None:
-        """Cancel a step because the step before has failed. Its tokens are planned again later."""
+        """Cancel a step after the previous step has failed. Its tokens are planned again later."""
         for sequence in self.sequences_of(plan.entries):
             self.kv.cancel_steps(sequence.seq_id)
             sequence.num_output_placeholders = 0
@@ -234,8 +234,8 @@ class Scheduler:
         return [self._by_id[entry.seq_id] for entry in entries if entry.seq_id in self._by_id]
 
     def sampling_rows(self, plan: StepPlan) -> list[Sequence | None]:
-        """Return the sequence of each entry that samples, or None if the sequence has ended. All
-        earlier steps must have been committed."""
+        """Return an item for each entry that samples: the entry's sequence, or None if the sequence
+        has ended. All earlier steps must have been committed."""
         sampling = [entry for entry in plan.entries if entry.sampling is not None]
         rows = [self._by_id.get(entry.seq_id) for entry in sampling]
         for entry, sequence in zip(sampling, rows, strict=True):
@@ -318,7 +318,7 @@ class Scheduler:
     # --- the parts of planning a step -----------------------------------------------------------
 
     def _plan_decoding(self, overlapped: bool) -> tuple[list[PlanEntry], bool]:
-        """Return entries for sequences that lack one token, and True if any of them got none."""
+        """Return entries of sequences that lack one token, and whether any of them has no entry."""
         entries: list[PlanEntry] = []
         starving = False
         for sequence in list(self._running):
@@ -361,8 +361,8 @@ class Scheduler:
         return tuple(self._finish(each, FinishReason.ERROR, NO_MEMORY) for each in list(alone))
 
     def _admit(self) -> None:
-        """Admit waiting sequences until one does not fit into memory. Skip further answers whose
-        prompt is not computed yet."""
+        """Admit waiting sequences until one does not fit into memory. Skip second and later answers
+        to a prompt that is not computed yet."""
         max_running = 1 if self.holds_back else self.limits.max_num_seqs
         for sequence in self._waiting[: max(0, max_running - len(self._running))]:
             if self.sharing.waits_for_parent(sequence):

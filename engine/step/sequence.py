@@ -1,4 +1,4 @@
-"""The state of a request in the engine, and functions that make plan entries and events of it."""
+"""The state of a request in the engine, and functions that make plan entries and events from it."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -61,7 +61,7 @@ class Sequence:
     arrival: int
     """The sequence's number in order of arrival."""
     max_tokens: int
-    """The most tokens that prompt and answer may have together."""
+    """The largest number of tokens that the prompt and the answer may have together."""
     token_ids: list[int] = field(init=False)
     seq_id: int = field(init=False)
     """The request's id, which is also the sequence's id in the cache."""
@@ -112,7 +112,7 @@ class Sequence:
         return TokenHistory(np.array(ids, np.int32), np.array(generated, np.float32))
 
     def note_mask(self, seconds: float) -> None:
-        """Record a mask's processor time. ``mask_s`` rises at once, but at most halves per mask."""
+        """Record a mask's time in ``mask_s``, which rises at once but falls by at most a half."""
         self.mask_s = max(seconds, self.mask_s / 2)
 
     @property

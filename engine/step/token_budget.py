@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 MAX_GROWTH = 1.5
 # The budget stays unchanged for step times between this fraction of the target and the target.
 CALM_FRACTION = 0.8
-# A step that only computes prompts may take this many times the target: it delays no answer.
+# A step that only computes prompts delays no answer, so it may take this many times the target.
 ALONE_TARGETS = 5.0
-# If sequences generate tokens beside a step's prompts, the step may take this many times the time
-# of generating alone, so that prompts progress even where generating takes most of the target.
+# If a step computes prompts while sequences generate, it may take this many times as long as a
+# step without prompts. So prompts progress even if generating takes most of the target time.
 MAX_SLOWDOWN = 3.0
-# The newest step's weight in the moving average, which has the times of steps without prompts.
+# The weight of the newest step in the moving average of the times of steps without prompts.
 NEWEST_WEIGHT = 0.2
 # The number of token rows that MLX's kernels compute together on a GPU. Fewer rows take the same
 # time (mlx/backend/metal/quantized.cpp).
@@ -21,17 +21,17 @@ GPU_TILE_ROWS = 32
 
 @dataclass(slots=True)
 class TokenBudget:
-    """The limit of prompt tokens per step, which measured step times adjust."""
+    """The limit of prompt tokens per step. It is adjusted to the measured times of steps."""
 
     target_s: float
     minimum: int
     maximum: int
     tokens: int
-    """The limit for a step in which sequences also generate tokens."""
+    """The limit of prompt tokens in a step in which sequences also generate tokens."""
     tile: int = 1
     """The number of token rows (a tile) that the device computes together."""
     alone: int = field(init=False)
-    """The limit for a step that only computes prompts."""
+    """The limit of prompt tokens in a step that only computes prompts."""
     decoding_s: float = field(default=0.0, init=False)
     """The mean time of steps without prompt tokens; 0 before the first one."""
 
@@ -45,8 +45,8 @@ class TokenBudget:
         self.tokens = self.alone = self._bounded(self.tokens)
 
     def room(self, *, decoding: bool, rows: int = 0) -> int:
-        """Return the number of prompt tokens to add to a step that has ``rows`` tokens already. It
-        is the limit, moved up or down to the nearest number that makes the last tile full."""
+        """Return the number of prompt tokens to add to a step that has ``rows`` tokens already. The
+        number is the limit, rounded so that all tokens of the step together fill whole tiles."""
         budget, begun = self.tokens if decoding else self.alone, rows % self.tile
         return budget - begun if 2 * begun <= self.tile else budget + self.tile - begun
 
