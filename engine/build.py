@@ -42,7 +42,7 @@ MIN_BUDGET_TOKENS = 16
 # The GPU's kernels are compiled for these dimensions of attention heads and of delta net heads.
 GPU_HEAD_DIMS = (64, 128, 256)
 GPU_DELTA_DIM = 128
-# 4-bit weights are suggested only if they take less than this fraction of the weights' bytes.
+# 4-bit weights are suggested only if they take less than this fraction of the current weights.
 SMALLER = 0.9
 
 
@@ -64,7 +64,7 @@ class EnginePlan:
 
     @property
     def arithmetic(self) -> str:
-        """Return a name for how weights are multiplied. The model's digest includes this name."""
+        """Return a name for the way to multiply weights. The model's digest includes this name."""
         if self.on_gpu:
             return "stored"
         return "packed" if self.activations == "float32" else f"packed, x in {self.activations}"
@@ -318,7 +318,7 @@ def assemble(
 
 
 def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
-    """Return a new engine's limit of prompt tokens. A device runs ``tile`` tokens together."""
+    """Return a new engine's limit of prompt tokens. The device computes ``tile`` rows together."""
     maximum = config.max_num_batched_tokens
     return TokenBudget(
         target_s=config.step_time_target_ms / 1000,

@@ -89,7 +89,7 @@ class TokenStream:
         self._events: deque[TokenEvent] = deque()
         self.wake = wake
         self.first_s = self.newest_s = 0.0
-        """When the engine made the first and the newest token (``time.monotonic``); 0 before."""
+        """When the engine made the first and newest token (``time.monotonic``); 0 until then."""
         self._ended = False
 
     async def next_batch(self, timeout_s: float) -> list[TokenEvent]:
@@ -109,7 +109,7 @@ class TokenStream:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while _silent(streams):
-                        # An event read before, or another stream's event, may have set ``wake``.
+                        # An event of another stream, or one already read, may have set ``wake``.
                         wake.clear()
                         await wake.wait()
         return [stream._take() for stream in streams]
@@ -263,8 +263,8 @@ class EngineClient:
 
     @property
     def busy_since(self) -> float | None:
-        """Return the time (``time.monotonic``) since which there has been work but no completed
-        step. Return None if there is no work, or the engine has failed."""
+        """Return the time (``time.monotonic``) when the current work began, or when a step last
+        completed if that was later. Return None if there is no work, or the engine has failed."""
         if self._loop is None or self._failure is not None:
             return None
         return self._loop.busy_since
@@ -281,12 +281,12 @@ class EngineClient:
 
     @property
     def capacity(self) -> int:
-        """The most requests that may run or wait at the same time."""
+        """The largest number of requests that may run or wait at the same time."""
         return self.limits.max_num_seqs + self._max_queue
 
     @property
     def max_share(self) -> int:
-        """The most requests of one tenant that may run or wait at the same time."""
+        """The largest number of requests of one tenant that may run or wait at the same time."""
         return self._slots.max_share(self.capacity)
 
     def check_room(self, requests: int, tenant: bytes) -> None:

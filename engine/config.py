@@ -27,7 +27,7 @@ class EngineConfig(CacheSettings):
     """The instruction set of the CPU's kernels; "auto" chooses the best one."""
     activations: Activations = "auto"
     """The type to which a CPU may round activations before products with weights: "float32" rounds
-    nothing, "auto" rounds where that is fast and costs less than mlx-lm's bfloat16."""
+    nothing, "auto" rounds where that is fast and loses less quality than mlx-lm's bfloat16."""
     mlx_cache_bytes: int = 256 * MIB
     residency_keep_s: Annotated[float, Ge(0), Le(86_400)] = 180.0
     """How long the GPU's memory stays resident after the last step."""
@@ -36,5 +36,5 @@ class EngineConfig(CacheSettings):
     check_every_step: bool = False
     """Whether to check the cache's invariants after every step, not only when idle."""
     max_step_mask_s: Fixed[float] = 0.05
-    """The limit of processor time for a step's masks; beyond it, costly masks take turns."""
+    """The limit of processor time for a step's masks; above it, some sequences skip the step."""
     grammar_bytes: Fixed[int] = GRAMMAR_BYTES

@@ -1,4 +1,4 @@
-"""Chooses a backend (a way to map memory for K and V), and plans an engine in its memory."""
+"""Chooses a backend (a way to map memory for K and V), and plans an engine for this backend."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -92,10 +92,10 @@ def machine_kv_backend(
     map_while_running: bool | None = None,
 ) -> KVBackendChoice:
     """Choose a backend by ``setting``, which is "auto" or a backend's name. A GPU's backend is
-    tested first. The test takes the bytes of a page and the cache's size from ``sizes_of``.
+    tested first, with the pairs of page bytes and cache size that ``sizes_of`` returns.
 
-    With ``release_heaps`` a GPU may free heaps, with ``map_while_running`` it may map memory while
-    steps run. None allows this if a self-test has passed. Raises KVBackendError.
+    With ``release_heaps`` a GPU may free heaps. With ``map_while_running`` it may map memory while
+    steps run. If one is None, it is allowed only after a passed self-test. Raises KVBackendError.
     """
     device = metal_device()
 

@@ -25,13 +25,13 @@ PROC = Path("/proc")
 SYSCTL = b"kern.memorystatus_vm_pressure_level"
 # Memory pressure begins if tasks waited for memory during this percentage of the last ten seconds.
 STALLED_WARNING, STALLED_CRITICAL = 10.0, 40.0
-# Memory pressure begins if this fraction of a control group's limit is used, without page cache.
+# Memory pressure begins at this fraction of a control group's limit. Page cache does not count.
 USED_WARNING, USED_CRITICAL = 0.90, 0.97
 # On kernels that measure no waits, pressure begins if at most this fraction of memory is available.
 AVAILABLE_WARNING, AVAILABLE_CRITICAL = 0.05, 0.02
 
 MAX_THREADS = 256
-# By default, one part in HEADROOM_PART of the machine's memory is left to other programs. On a GPU
+# By default, 1 / HEADROOM_PART of the machine's memory is left to other programs. On a GPU
 # less is left, because macOS already keeps a quarter to a third of the memory from the GPU.
 HEADROOM_PART = 5
 GPU_HEADROOM_BYTES = 3 * 1024**3 // 2
@@ -114,7 +114,7 @@ def macos_available_bytes(sysctl: Sysctl) -> int | None:
 def gpu_memory(
     machine: MachineMemory, working_set_bytes: int, max_buffer_bytes: int | None = None
 ) -> MachineMemory:
-    """Return the memory that a GPU may use: at most ``working_set_bytes``, the driver's advice."""
+    """Return the memory that a GPU may use, at most the driver's limit ``working_set_bytes``."""
     total = min(machine.total_bytes, working_set_bytes)
     available = min(machine.available_bytes, working_set_bytes)
     return MachineMemory(total, available, max_buffer_bytes, on_gpu=True)
@@ -171,14 +171,14 @@ class GroupMemory:
     limit_bytes: int
     used_bytes: int
     reclaimable_bytes: int
-    """The used bytes that are page cache, which the kernel can free. Shared memory is not."""
+    """The used bytes that the kernel can free, which are page cache except shared memory."""
 
 
 def own_groups(groups: Path, own: Path, controller: str = VERSION_2) -> list[Path]:
-    """Return the folders of the process's control group and of all groups that contain it.
+    """Return the folders of the process's control group and of all groups around that group.
 
     The file ``own`` has lines such as ``4:memory:/docker/1f`` or ``0::/slice/own``. ``controller``
-    names one of version 1's trees of groups, for example "memory".
+    names one tree of groups in version 1, for example "memory".
     """
     for line in _text(own).splitlines():
         _, names, path = line.split(":", 2)
@@ -311,7 +311,7 @@ M_ARENA_MAX, ARENA_MAX_VARIABLE = -8, "MALLOC_ARENA_MAX"
 
 def use_one_arena() -> None:
     """Make glibc use one arena (pool of memory) for all threads, unless the user has set a number.
-    One arena keeps a third of the freed memory. Call this before any thread starts."""
+    Many arenas keep three times as much freed memory. Call this before any thread starts."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt") and ARENA_MAX_VARIABLE not in os.environ:
         library.mallopt(M_ARENA_MAX, 1)

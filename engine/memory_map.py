@@ -9,7 +9,7 @@ from engine.step.sequence import Sequence
 from engine.types import EngineStats
 from kvcache.memory_map import KVMap as KVMap
 
-# A memory map lists at most this many running sequences, and as many waiting sequences.
+# A memory map lists at most this many running sequences, and at most this many waiting sequences.
 MAX_SHOWN_SEQUENCES = 256
 SequenceReport = dict[str, Any]
 """The JSON object that describes one sequence in the answer of GET /memory."""
@@ -22,7 +22,7 @@ class MemoryMap:
     stats: EngineStats
     kv: KVMap
     running: tuple[SequenceReport, ...]
-    """At most MAX_SHOWN_SEQUENCES running sequences. ``stats.running`` is the number of all."""
+    """At most MAX_SHOWN_SEQUENCES running sequences. ``stats.running`` counts all of them."""
     waiting: tuple[SequenceReport, ...]
 
     def as_json(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class MacPower:
     """Calls IOKit, macOS's library for power management."""
 
     def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
-        """Load the libraries. Raises OSError if one is missing, AttributeError if a function is."""
+        """Load libraries. Raises OSError (missing library) or AttributeError (missing function)."""
         core, kit = load(CORE_FOUNDATION), load(IOKIT)
         self._make_text = core.CFStringCreateWithCString
         self._make_text.restype = ctypes.c_void_p

@@ -352,7 +352,7 @@ def extension_facts() -> dict[str, Any]:
         None if limit == resource.RLIM_INFINITY else limit
         for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
-    # Import MLX last, because the extension's import error explains a mismatch of the versions.
+    # Import MLX after the extension, whose import error explains a mismatch of the versions.
     import mlx.core as mx
 
     return {

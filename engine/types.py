@@ -138,7 +138,7 @@ class PromptOptions:
     salt: PrefixSalt = NO_SALT
     """Only requests with equal salts share prefixes."""
     system_tokens: int = 0
-    """The number of leading prompt tokens with which other conversations probably begin, too."""
+    """The number of leading prompt tokens that other conversations probably share."""
     boundaries: PromptBoundaries = NO_BOUNDARIES
     """Positions where the conversation's next prompt may begin to differ from this prompt."""
     constraint: TokenConstraint | None = None
@@ -176,7 +176,7 @@ class Submission(PromptOptions):
     """Whether to admit the requests even when the queue is full."""
 
     def request(self, number: int, params: SamplingParams, **own: Any) -> Request:
-        """Return the request ``number`` for one answer. ``own`` has further fields of Request."""
+        """Return the request for one answer, with the id ``number``. ``own`` has further fields."""
         options = {each.name: getattr(self, each.name) for each in fields(PromptOptions)}
         if self.constraint is not None:
             options["constraint"] = self.constraint.copy()
@@ -237,7 +237,7 @@ class EngineLimits:
     """Whether the model has recurrent states. A shared prefix must then end at a kept state."""
 
     def kept_tokens(self, prompt_tokens: int) -> int:
-        """Return the number of a prompt's tokens in whole blocks, which the prefix cache keeps."""
+        """Return how many prompt tokens the prefix cache keeps. It keeps whole blocks only."""
         block = self.shared_block_tokens
         return prompt_tokens // block * block if block else 0
 
