@@ -27,7 +27,7 @@ SYSCTL = b"kern.memorystatus_vm_pressure_level"
 STALLED_WARNING, STALLED_CRITICAL = 10.0, 40.0
 # Memory pressure begins at this fraction of a control group's limit. Page cache does not count.
 USED_WARNING, USED_CRITICAL = 0.90, 0.97
-# On kernels that measure no waits, pressure begins if at most this fraction of memory is available.
+# If Linux does not measure these waits, pressure begins if at most this fraction is available.
 AVAILABLE_WARNING, AVAILABLE_CRITICAL = 0.05, 0.02
 
 MAX_THREADS = 256
@@ -318,7 +318,7 @@ def use_one_arena() -> None:
 
 
 def release_free_memory() -> None:
-    """Return the C library's freed memory to the system. (musl keeps little and has no call.)"""
+    """Return the C library's freed memory to the system (except with musl, which keeps little)."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):  # glibc
         library.malloc_trim(0)

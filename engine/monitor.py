@@ -36,10 +36,10 @@ class Watchdog:
         self._seen_s = 0.0
 
     def check(self, now: float, busy_since: float | None) -> bool:
-        """Return True if the step that began at ``busy_since`` has run too long by ``now``."""
+        """Return True if, at ``now``, the step that began at ``busy_since`` has run too long."""
         passed = 0.0 if self._checked_at is None else min(now - self._checked_at, LONGEST_BREAK_S)
         if busy_since is None or busy_since != self._busy_since:
-            # The step may have begun after the last check.
+            # Only the time since the step began counts. It may have begun after the last check.
             passed = 0.0 if busy_since is None else min(passed, now - busy_since)
             self._seen_s = 0.0
         self._checked_at, self._busy_since = now, busy_since
@@ -63,8 +63,8 @@ class EngineMonitor:
         clock: Callable[[], float] = time.monotonic,
         stacks: TextIO | None = None,
     ) -> None:
-        """``client`` must have been started. ``pressure`` returns the memory pressure; None ignores
-        the pressure. After a hang, ``end`` ends the process with ``exit_code()``. Stack traces go
+        """``client`` must have been started. ``pressure`` returns the memory pressure, or is None
+        to ignore it. After a hang, ``end`` ends the process with ``exit_code()``. Stack traces go
         to ``stacks``, by default standard error."""
         self._client = client
         self._watchdog = Watchdog(watchdog_s)
@@ -107,7 +107,7 @@ class EngineMonitor:
             self._client.set_memory_pressure(level)
 
     def _die(self) -> None:
-        """End all streams with an error, which should end the server; if not, end the process."""
+        """End all streams with an error. If the server does not end in time, end the process."""
         self._client.declare_dead()
         log.critical(
             "a step of the engine has been running for %.0f s: the process ends; %s",

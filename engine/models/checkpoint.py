@@ -47,7 +47,7 @@ def is_embedding_checkpoint(path: Path, names: Collection[str], *, tied: bool) -
 
 
 def check_modules(path: Path) -> None:
-    """Raise CheckpointError if modules.json needs a kind of vectors that quire does not compute."""
+    """Raise CheckpointError if modules.json describes vectors that quire does not compute."""
     file = path / MODULES_FILE
     modules = read_json_list(file)
     kinds = [_kind(module) for module in modules]
@@ -104,7 +104,7 @@ class Checkpoint:
     """Whether the model makes vectors of texts instead of answers."""
     naming: Naming
     unread: tuple[str, ...]
-    """The names of tensors in the files that serving does not need."""
+    """The names of stored tensors that serving does not need."""
     packings: Mapping[str, Quantization]
     """The quantization of each quantized layer, by the layer's name."""
 

@@ -21,7 +21,7 @@ class Ops(Protocol):
 
     @property
     def weights(self) -> Sequence[mx.array]:
-        """Return the weights that are MLX arrays. (Packed weights of a CPU are not.)"""
+        """Return the weights that are MLX arrays. (A CPU's packed weights are no MLX arrays.)"""
 
     def embed(self, token_ids: mx.array) -> mx.array:
         """Return the embeddings ``[T, hidden]`` of int32 token ids ``[T]``."""
@@ -89,7 +89,7 @@ class Forward:
 def qk_transforms(
     spec: ModelSpec, tensors: ModelTensors, vectors: Mapping[str, mx.array]
 ) -> list[metal_ext.QKTransform]:
-    """Return the norms and RoPE of each attention layer. ``vectors`` has norms' float32 weights."""
+    """Return the norms and RoPE of each attention layer. ``vectors`` has norm weights (float32)."""
     ropes = {
         (its.rope, its.head_dim): metal_ext.RopeTable(
             its.rope.frequencies(its.head_dim), its.rope.magnitude

@@ -88,7 +88,7 @@ def _multiply_chosen(
 
 
 class MlxOps:
-    """Implements Ops (forward.py) with MLX, on weights in the files' packing."""
+    """Implements Ops (forward.py) with MLX, on weights that are packed as in the files."""
 
     def __init__(self, spec: ModelSpec, tensors: ModelTensors, stored: StoredWeights) -> None:
         """Take all weights out of ``stored``, as lazy arrays that are read from files later."""

@@ -41,7 +41,7 @@ def read_rope(
     *,
     parameters_first: bool = False,
 ) -> Rope:
-    """Return the RoPE of attention heads. ``theta`` is the default of RoPE's base. With
+    """Return the RoPE of attention heads. ``theta`` is the default for the base. With
     ``parameters_first``, ``rope_parameters`` overrides the top level. Raises CheckpointError."""
     base = rope_number(config, "rope_theta", theta, parameters_first=parameters_first)
     fields = _Fields(config)

@@ -140,7 +140,7 @@ class ModelSpec:
     norm_eps: float
     max_position_embeddings: int
     unread: tuple[tuple[str, str], ...] = ()
-    """Pairs of a name prefix and a purpose, for tensors in the files that serving does not read."""
+    """Pairs of a name prefix and a purpose, for stored tensors that serving does not read."""
 
     @property
     def unread_prefixes(self) -> tuple[str, ...]:

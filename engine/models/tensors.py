@@ -356,8 +356,8 @@ def naming_of(tensors: Mapping[str, Tensor]) -> Naming:
 def grouped_tensors(
     shape: tuple[int, ...], packing: Quantization, dtype: str
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return each tensor's dtype and shape, for a quantized matrix or stack of matrices. In affine
-    mode, scales and biases have ``dtype``."""
+    """Return the tensors of a quantized matrix or stack of matrices: names to dtypes and shapes. In
+    affine mode, scales and biases have ``dtype``."""
     *rows, columns = shape
     codes, groups = (*rows, columns * packing.bits // 32), (*rows, columns // packing.group_size)
     if packing.mode != AFFINE:

@@ -147,7 +147,7 @@ STATE_OPS = 7
 class CostModel:
     """Computes how long a step of one model takes on one device, from bytes and operations.
 
-    A step reads all weights once, except experts that no token chooses (tokens choose at random). A
+    A step reads all weights once, except experts that no token chooses (by random choices). A
     step reads K and V, and reads and writes recurrent states. Activations are not counted.
     """
 

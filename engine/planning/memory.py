@@ -45,7 +45,7 @@ class ModelShape:
 
     spec: ModelSpec
     matrix_numbers: int
-    """The count of numbers in all matrices, which may be quantized. The embedding is a matrix."""
+    """The count of numbers in all matrices, the embedding included. Matrices may be quantized."""
     vector_numbers: int
     """The count of numbers in norms and biases, which stay in 16 bits."""
     quantization: Quantization | None

@@ -44,7 +44,7 @@ IDLE_POLL_S = 0.1
 SETTLED_POLL_S = 5.0
 # The loop waits this long for a message while sequences wait for memory that is being freed.
 STALLED_POLL_S = 0.001
-# Statistics are updated this often, and in each step that begins a request.
+# Statistics are updated after this interval, and in each step that begins a request.
 STATS_INTERVAL_S = 0.02
 WARM_UP_TOKENS = 4
 STEP_FAILED = "a step of the engine failed"

@@ -193,7 +193,7 @@ class StepPipeline:
             return None
 
     def _cancel_later_steps(self) -> list[RetiredStep]:
-        """Cancel the steps behind a failed step, except steps that have failed as well."""
+        """Cancel the steps launched after a failed step, except those that have failed as well."""
         running = [(later, later.step) for later in self._launched if later.step is not None]
         for later, step in running:
             step.cancel()

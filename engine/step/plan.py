@@ -148,7 +148,7 @@ class TokenHistory(NamedTuple):
     ids: np.ndarray
     """The token ids, int32."""
     generated: np.ndarray
-    """The number of times that each token was generated, float32; 0 if only the prompt has it."""
+    """How often each token was generated, float32; 0 for a token that only the prompt has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -87,7 +87,7 @@ class Logprobs:
 
 # Random numbers for sampling have 24 bits, the precision of a float32.
 DRAW_BITS = 24
-# For each value of a mask's byte, what to add (0 or -inf) to the logits of the byte's eight tokens.
+# For each value of a mask's byte, the summands (0 or -inf) for the logits of its eight tokens.
 ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 0, -np.inf)
 ADDED = ADDED[:, ::-1].astype(np.float32)
 # Rows without penalties get this history: a token and a count that change no logit.
