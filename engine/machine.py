@@ -27,7 +27,7 @@ SYSCTL = b"kern.memorystatus_vm_pressure_level"
 STALLED_WARNING, STALLED_CRITICAL = 10.0, 40.0
 # Memory pressure begins at this fraction of a control group's limit. Page cache does not count.
 USED_WARNING, USED_CRITICAL = 0.90, 0.97
-# If Linux does not measure these waits, pressure begins if at most this fraction is available.
+# If waits are not measured, pressure begins if at most this fraction of memory is available.
 AVAILABLE_WARNING, AVAILABLE_CRITICAL = 0.05, 0.02
 
 MAX_THREADS = 256

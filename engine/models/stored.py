@@ -17,7 +17,7 @@ class StoredMatrix:
 
     weight: mx.array
     """The numbers ``[outputs, inputs]``, or packed codes if the matrix is quantized. In a stack of
-     experts' matrices, the first axis of each array is the expert."""
+    experts' matrices, the first axis of each array is the expert."""
     scales: mx.array | None = None
     """One scale for each group of codes. Likewise ``biases`` has one bias for each group."""
     biases: mx.array | None = None

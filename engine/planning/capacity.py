@@ -77,9 +77,9 @@ class Fit:
     tokens: int
     """The number of tokens whose K and V fit, or 0 if the model cannot be served."""
     whole_context: tuple[int, ...]
-    """The number of sequences of the whole context that fit, for each Allocation."""
+    """For each Allocation, how many sequences fit if each fills the context."""
     fifth_context: tuple[int, ...]
-    """The number of sequences of a fifth of the context that fit, for each Allocation."""
+    """For each Allocation, how many sequences fit if each fills a fifth of the context."""
 
     @property
     def weights(self) -> Packing:
@@ -88,8 +88,8 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class CapacityReport:
-    """All figures of the capacity report. K and V are bf16. Quantized weights stay
-    as they are stored; for other weights, the report has figures for each of WEIGHT_PACKINGS."""
+    """All figures of the capacity report. K and V are bf16. Quantized weights stay as
+    they are stored; for other weights, the report has figures for each of WEIGHT_PACKINGS."""
 
     shape: ModelShape
     device: Device

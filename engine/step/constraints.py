@@ -18,7 +18,7 @@ ALL = np.uint32(0xFFFFFFFF)
 
 
 def sampling_state(sequences: SequenceOf[Sequence | None], vocab_size: int) -> SamplingState:
-    """Return the state for sampling. ``sequences`` has one per row, or None if it has ended.
+    """Return the state for sampling. ``sequences`` has None for a row whose sequence has ended.
 
     Any thread may call this, when all earlier tokens are known. During the call no other thread may
     use the sequences or their constraints.
