@@ -59,8 +59,8 @@ class _Parts:
 
 def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> BegunAnswer:
     """Return the beginning of the answer in ``turn``, with the reasoning tags that the model would
-    have written after ``prompt``. ``closed`` is the text before the content if the template forbids
-    reasoning. ``thinks`` is False if the model must not reason."""
+    have written after ``prompt``. ``closed`` is the text, such as an empty pair of tags, that comes
+    before content without reasoning. ``thinks`` is False if the model must not reason."""
     parts, start = _parts(turn), first_channel_of(prompt)
     if start is Channel.CONTENT or not thinks:
         parts = _Parts(None, True, parts.content)
@@ -86,7 +86,7 @@ def _parts(turn: Turn) -> _Parts:
     return _Parts(reasoning, bool(close), content.lstrip(LINE))
 
 
-# Names of variables that are set for a template, or that are parameters of transformers' functions.
+# Variables that a template always gets, and the names of parameters of transformers' functions.
 SUPPLIED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
     | {"self", "conversation", "conversations", "chat_template", "continue_final_message"}
@@ -138,7 +138,7 @@ REFUSED = "chats, messages and responses are refused; /v1/completions works"
 
 
 class PromptEnds(NamedTuple):
-    """Lengths in characters of a prompt's prefixes that other prompts may share, or 0 (unknown)."""
+    """Lengths, in characters, of prefixes that other prompts may share. 0 is an unknown length."""
 
     system: int
     """The length of the tools and first system messages, which other conversations may share."""
@@ -237,8 +237,8 @@ class ChatTemplate:
         return template_arguments(self._texts, self._files.special_tokens)
 
     def with_effort(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with its reasoning effort, or the nearest effort that the
-        template names, as a template argument. Change nothing if the template takes no effort."""
+        """Add the reasoning effort, or the nearest effort that the template names, to the arguments
+        of the template. Return the conversation unchanged if the template takes no effort."""
         thinking, given = conversation.thinking, dict(conversation.template_arguments)
         name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
         if thinking.effort is None or name is None or name in given:
@@ -263,7 +263,7 @@ class ChatTemplate:
         limit: TimeLimit | None = None,
     ) -> tuple[str, PromptEnds]:
         """Return the prompt and the lengths of the prefixes that other prompts may share. A last
-        message that begins the answer is omitted. Special tokens in messages have marks. If
+        message that the model continues is omitted. Special tokens in messages get marks. If
         ``finds_boundaries`` is False, only the system's prefix is measured, which costs less."""
         if conversation.continues:
             conversation = replace(conversation, turns=conversation.turns[:-1], continues=False)
@@ -317,7 +317,7 @@ class ChatTemplate:
         except Exception:
             if not marks:
                 raise
-            # The template changes calls or their order, so let the template write the calls itself.
+            # The template fails with marks, or moves or drops some, so render without marks.
             marks = CallMarks(self._guarded)
             messages = self._guarded(template_messages(conversation, late, alone))
             prompt = written = self._render(messages, **arguments)
@@ -402,8 +402,8 @@ def template_messages(
 ) -> list[Message]:
     """Return the conversation's turns as messages for a template. The first system turns become one
     message. If ``takes_late_system`` is False, later system turns become user messages. If
-    ``takes_no_user`` is False, a conversation without a user message gets one: a lone system
-    message, or else an empty message. ``marks`` replaces calls whose original text is known."""
+    ``takes_no_user`` is False and no user message exists, a lone system message becomes one;
+    otherwise an empty one is added. ``marks`` replaces calls whose original text is known."""
     leading = list(takewhile(lambda turn: turn.role == "system", conversation.turns))
     messages = [_message(turn, marks) for turn in conversation.turns[len(leading) :]]
     for message in messages:

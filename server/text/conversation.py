@@ -22,7 +22,7 @@ class Tool:
     """A function that the model may call."""
 
     name: str
-    """The name, unique among the tools, of letters, digits and ``_.:/-``."""
+    """The name. It is unique among the tools, and consists of letters, digits and ``_.:/-``."""
     description: str | None = None
     parameters: dict[str, Any] | None = None
     """The JSON Schema of the arguments. None allows any object."""
@@ -52,7 +52,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """The rule for calls: the model may, must or must not call tools, and only some tools."""
+    """The rule for calls: whether the model may, must or must not call tools, and which tools."""
 
     mode: Literal["none", "auto", "required", "named"] = "auto"
     name: str | None = None
@@ -104,7 +104,7 @@ class OutputFormat:
     param: str = "response_format"
     """The API's name for the field that sets the format, used in error messages."""
     strict: bool = True
-    """Whether to refuse a schema that cannot be enforced in whole."""
+    """Whether to refuse a schema that cannot be enforced completely."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class SpecialTokens:
     """Puts marks into texts, so that a tokenizer reads no part of a text as a special token."""
 
     def __init__(self, contents: Iterable[str]) -> None:
-        """``contents`` are the tokens' texts. A single character cannot be cut and is ignored."""
+        """``contents`` are the tokens' texts. One-character texts cannot be cut and are ignored."""
         self.contents = tuple(content for content in contents if len(content) > 1)
 
     def guarded(self, value: Any) -> Any:
@@ -52,8 +52,8 @@ def pieces_of(prompt: str) -> list[str]:
     return [piece.replace(MARK + ESCAPE, MARK) for piece in CUT.split(prompt)]
 
 
-# A token's encoding takes over a hundred bytes. So if a text has more than SHORT_TOKEN_CHARS per
-# allowed token, the tokens are first counted in slices, with small errors at the cuts.
+# A token's encoding takes over a hundred bytes. So if a text has more than SHORT_TOKEN_CHARS
+# characters per allowed token, its tokens are first counted in slices, with errors at the cuts.
 SHORT_TOKEN_CHARS = 2
 SLICE_CHARS = 65_536
 SLICING_RATIO = 2
@@ -76,14 +76,14 @@ class Encoder:
         self, texts: list[str], *, offsets: bool = False, ends: bool = False
     ) -> list[Encoding]:
         """Encode texts as one batch. ``ends`` adds the tokenizer's tokens around each text."""
-        # Other threads can run while the library encodes a batch, but not a single text.
+        # Other threads can run during these two methods, but not during the tokenizer's ``encode``.
         encode = self._fast.encode_batch if offsets else self._fast.encode_batch_fast
         return encode(texts, add_special_tokens=ends)
 
     def estimate_beyond(self, pieces: list[str], max_tokens: int) -> int | None:
-        """Estimate the number of tokens of a text, given in pieces, that has far more than
-        ``max_tokens`` tokens. Return None for other texts. Only the beginning is encoded: the rest
-        is assumed to have as many tokens per character."""
+        """Estimate the number of tokens of the text in ``pieces``. Return None unless the text has
+        far more than ``max_tokens`` tokens. Only the beginning is encoded: the rest is assumed to
+        have as many tokens per character."""
         all_chars = sum(map(len, pieces))
         if all_chars <= SHORT_TOKEN_CHARS * max_tokens:
             return None
@@ -101,7 +101,7 @@ class Encoder:
         return sum(tokens for _, tokens in self._counts(pieces))
 
     def _counts(self, pieces: list[str]) -> Iterator[tuple[int, int]]:
-        """Yield the number of characters, and approximately of tokens, in each group of slices."""
+        """Yield for each group of slices: number of characters, approximate number of tokens."""
         starts = ((piece, at) for piece in pieces for at in range(0, len(piece), SLICE_CHARS))
         for group in in_groups(piece[at : at + SLICE_CHARS] for piece, at in starts):
             yield sum(map(len, group)), sum(map(len, self.encode(group)))
@@ -125,7 +125,7 @@ def tokens_within(encoding: Encoding, chars: int) -> int:
     """Return the number of tokens that end within the first ``chars`` characters of the text."""
 
     def end(index: int) -> int:
-        # Encoding.offsets would list all tokens. A token that is appended has no offset.
+        # Encoding.offsets would list all tokens. A token that was added to the text has no place.
         place = encoding.token_to_chars(index)
         return chars + 1 if place is None else place[1]
 

@@ -28,7 +28,7 @@ def has_many_values(text: str) -> bool:
 
 def json_object(text: str) -> dict[str, Any] | None:
     """Parse a JSON object, even with line breaks in strings. NaN and Infinity become strings.
-    Return None for text with another value, lone surrogates, huge numbers, or too many values."""
+    Return None for any other text, lone surrogates, huge numbers, or too many values."""
     if has_many_values(text):
         return None
     try:

@@ -46,7 +46,7 @@ class LimitError(Exception):
     """Raised if a call in another process gives no result. The message is the reason."""
 
     def __init__(self, fault: str, *, begun: bool) -> None:
-        """``begun`` is True if the function had started, so that the function itself has failed."""
+        """``begun`` is True if the failure came after the start of the called function."""
         super().__init__(fault)
         self.begun = begun
 

@@ -84,7 +84,7 @@ class ReasoningParser:
 
 
 def _uncertain_end(text: str) -> int:
-    """Return the length of the text's end that may be white space and part of a closing tag."""
+    """Return the length of white space and of the beginning of a closing tag at the text's end."""
     for length in range(min(len(text), len(CLOSE) - 1), 0, -1):
         if CLOSE.startswith(text[-length:]):
             before = text[:-length]
@@ -119,7 +119,7 @@ class ParseOptions:
 
 
 class AnswerParser:
-    """Splits an answer into pieces. Cuts between fed texts do not change the joined pieces."""
+    """Splits an answer into pieces. The joined pieces are the same wherever the text is cut."""
 
     def __init__(self, options: ParseOptions, new_id: Callable[[], str] = new_call_id) -> None:
         self._reasoning_parser = ReasoningParser(options.prompt, options.begun)
@@ -204,7 +204,7 @@ class StopStrings:
         places = [(held.find(stop), stop) for stop in self._stops]
         matches = [(place + len(stop), place, stop) for place, stop in places if place >= 0]
         if matches:
-            # Choose the stop string that ends first, so that cuts between texts change nothing.
+            # Choose the stop string that ends first, so that cuts of the fed texts do not matter.
             _, place, self.matched = min(matches)
             self._held = ""
             return held[:place]

@@ -45,7 +45,7 @@ class ToolCallArguments:
 
 
 AnswerPiece = TextPiece | ToolCallStart | ToolCallArguments
-"""A part of an answer. A call ends before the next piece that has no arguments of the call."""
+"""A part of an answer. A call ends at the first piece that does not continue its arguments."""
 
 
 def join_pieces(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
@@ -95,7 +95,7 @@ class Usage:
     prefix: PrefixReport | None = None
     """The prefix cache's report on the prompts. It is None before the first token."""
     kept_tokens: int = 0
-    """Number of prompt tokens in the prefix cache after the request, including old ones."""
+    """Number of prompt tokens in the prefix cache after the request, also if cached before."""
     first_token_s: float | None = field(default=None, compare=False)
     """Seconds from the request's arrival to its first token."""
     tokens_per_s: float | None = field(default=None, compare=False)

@@ -1,5 +1,5 @@
-"""Render chat templates as transformers does (utils/chat_template_utils.py): a tokenizer's author
-writes for that environment. transformers itself takes a second to import."""
+"""Render chat templates as transformers does (utils/chat_template_utils.py), because their authors
+write them for transformers. transformers itself takes a second to import."""
 
 import json
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """The template's ``namespace``, which takes no name of Python's internals."""
+    """The template's ``namespace``. It refuses names with a leading underscore."""
 
     def __init__(*arguments: Any, **members: Any) -> None:  # noqa: N805 - a member may be "self"
         self, *others = arguments
@@ -96,7 +96,7 @@ def _compiled(text: str) -> jinja2.Template:
 
 
 def render_template(text: str, messages: Sequence[Message], /, **arguments: Any) -> str:
-    """Render JSON values. Raises ValueError without messages, and whatever the template raises."""
+    """Render a template. Raises ValueError if there are no messages, or the template's error."""
     if not messages:
         raise ValueError("there are no messages")
     # Templates for gpt-oss read an assistant's reasoning under another name.

@@ -28,7 +28,7 @@ class TimeLimit:
     statement, so catch TimeUp outside."""
 
     def __init__(self, seconds: float) -> None:
-        """``seconds`` is the time from the beginning of the ``with`` statement."""
+        """``seconds`` is the limit, measured from the beginning of the ``with`` statement."""
         self._seconds = seconds
         self._lock = threading.Lock()
         self._thread: int | None = None
@@ -56,7 +56,7 @@ class TimeLimit:
             self._watching = loop.call_later(wait_s, self._look)
 
     def end(self) -> None:
-        """Raise TimeUp once in the limited code, or at the code's beginning if it has not begun."""
+        """Raise TimeUp once in the limited code, or when the code begins if it has not begun."""
         if self._ended:
             return  # take no lock here: TimeUp may have hit the thread that holds it
         with self._lock:
@@ -77,7 +77,7 @@ class TimeLimit:
             self._thread, self._deadline = None, float("inf")
         if self._ended and kind is not TimeUp:
             # TimeUp is pending for this thread. Wait until TimeUp is raised, so that it reaches no
-            # other code. If TimeUp were cancelled, the interpreter would look for it forever.
+            # other code. If TimeUp were cancelled, the interpreter would check for it forever.
             for _ in range(LINES):
                 time.sleep(0)
             raise TimeUp

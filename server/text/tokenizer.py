@@ -32,7 +32,7 @@ STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 class DecoderError(ValueError):
-    """Raised for a decoder that does not decode tokens one by one. The message has the decoder."""
+    """Raised for a decoder that does not decode tokens one by one. The message is its JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class Tokenizer:
         offsets: bool = False,
     ) -> EncodedText:
         """Encode a text. Special tokens in the text take effect. ``add_special_tokens`` adds tokens
-        around the text. Raises TextTooLongError far above ``max_tokens``."""
+        around it. Raises TextTooLongError if the text has far more than ``max_tokens`` tokens."""
 
         def encode() -> EncodedText:
             self._check_length([text], max_tokens)

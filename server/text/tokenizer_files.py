@@ -15,10 +15,10 @@ from tokenizers.models import BPE
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
-# Classes that take tokenizer.json as it is, for models whose type stands for no other class.
+# With these classes and model types, transformers uses tokenizer.json as it is.
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 PLAIN_TYPES = ("llama", "qwen3", "qwen3_moe", "qwen3_next", "")
-# Classes of models whose tokenizer is built anew from the vocabulary, with words of a pattern.
+# With these classes, transformers builds a new tokenizer from the vocabulary and a word pattern.
 BUILDING_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast", *PLAIN_CLASSES)
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -27,7 +27,7 @@ QWEN2 = (
 QWEN3_5 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 PATTERNS = dict.fromkeys(("qwen2", "qwen3", "qwen3_moe", "qwen3_next"), QWEN2)
 PATTERNS |= dict.fromkeys(("qwen3_5", "qwen3_5_moe"), QWEN3_5)
-# What makes transformers do more than to read tokenizer.json, in a setting or a file.
+# Settings, a folder and files that make transformers do more than read tokenizer.json.
 FURTHER_SETTINGS = ("auto_map", "fast_tokenizer_files", "split_special_tokens", "add_prefix_space")
 TEMPLATES_FOLDER = "additional_chat_templates"
 LEGACY_FILES = ("special_tokens_map.json", "added_tokens.json")
@@ -39,13 +39,13 @@ class TokenizerError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What the files of a tokenizer say."""
+    """The contents of a tokenizer's files."""
 
     fast: FastTokenizer
     end_id: int | None
     """The id of the token that ends an answer."""
     special_tokens: Mapping[str, str]
-    """Names and texts of special tokens, such as ``eos_token``: variables of the template."""
+    """Maps names such as ``eos_token`` to special tokens. Chat templates get them as variables."""
     templates: str | Mapping[str, str] | None
     """The chat template, or several by name."""
 
@@ -88,7 +88,7 @@ def _read_with_transformers(folder: Path) -> TokenizerFiles:
 
 
 def _read_plain(folder: Path) -> TokenizerFiles | None:
-    """Read a tokenizer's files. Return None if transformers might read something else in them."""
+    """Read a tokenizer's files, or return None if transformers might read them differently."""
     config, model = _object(folder / CONFIG_FILE), _object(folder / "config.json")
     legacy = () if "added_tokens_decoder" in config else LEGACY_FILES
     if (
@@ -116,8 +116,8 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _special_tokens(fast: FastTokenizer, config: dict[str, Any]) -> dict[str, str] | None:
-    """Return names and texts of special tokens, or None if transformers would add or change some
-    tokens, as tokenizer.json and tokenizer_config.json differ."""
+    """Return special tokens by name. Return None if transformers would add or change some tokens,
+    because tokenizer.json and tokenizer_config.json differ."""
     added = {n: token.__getstate__() for n, token in fast.get_added_tokens_decoder().items()}
     declared = config.get("added_tokens_decoder")
     if declared is not None and added != {
@@ -142,7 +142,7 @@ def _text(token: Any) -> Any:
 
 
 def _is_taken_whole(fast: FastTokenizer, config: dict[str, Any], model_type: str) -> bool:
-    """Return whether transformers makes the tokenizer that is in tokenizer.json."""
+    """Return whether transformers would use the tokenizer in tokenizer.json unchanged."""
     kind, model = config.get("tokenizer_class"), fast.model
     if fast.padding is not None or fast.truncation is not None:
         return False
@@ -174,7 +174,7 @@ def _is_taken_whole(fast: FastTokenizer, config: dict[str, Any], model_type: str
 
 
 def _word_steps(pattern: str) -> list[dict[str, Any]]:
-    """Return how texts are cut into words, as tokenizer.json has it."""
+    """Return the steps that cut a text into words, as tokenizer.json would contain them."""
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
     letters = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     return [split | {"invert": False, "trim_offsets": None}, letters | {"trim_offsets": None}]

@@ -174,7 +174,7 @@ NAME = re.compile(NAMED)
 HEAD = re.compile(NAMED + r'\s*,\s*"(arguments|parameters)"\s*:\s*(?=\{)')
 NO_CALL = {
     ToolFormat.HERMES: re.compile(r"\s*[^\s{]"),
-    # JSON with other keys is an ordinary answer, so the text is sent at once.
+    # JSON whose first key is no key of a call is an ordinary answer, and is sent at once.
     ToolFormat.LLAMA: re.compile(
         rf'\s*(?:[^\s{{]|\{{\s*(?:[^\s"]|"(?!(?:name|type|{"|".join(ARGUMENTS)})")[^"]*"))'
     ),
@@ -182,7 +182,7 @@ NO_CALL = {
 ENDS = {ToolFormat.HERMES: CALL_CLOSE, ToolFormat.LLAMA: ";"}
 # If the text before the arguments is longer, the call is parsed only when it is complete.
 MAX_HEAD_CHARS = 1024
-# Closing brackets and further fields after the arguments.
+# Matches closing brackets and further fields after the arguments.
 FILLING = re.compile(r'\s*(?:,\s*(?:"[^<]*|$))?[\s}]*')
 
 
@@ -306,7 +306,7 @@ class HermesCall:
 
 def whole_call(text: str) -> tuple[str, str] | None:
     """Return the name and the arguments of a complete call, or None if the text is no call. The
-    arguments may be an object, a string with an object, or missing if there is no other field."""
+    arguments may be an object, or its JSON in a string, or missing if no other field exists."""
     call = json_object(text) or {}
     name = call.get("name")
     arguments = next((call[key] for key in ARGUMENTS if call.get(key)), None)

@@ -180,7 +180,7 @@ class ThoughtCalls:
         """Parses the text that is held back, from the opening tag of a call on."""
 
     def feed(self, text: str) -> str:
-        """Take in reasoning and return the part that cannot belong to calls at the end."""
+        """Take in reasoning. Return the part that cannot belong to calls at the reasoning's end."""
         self._held += text
         certain = ""
         while True:

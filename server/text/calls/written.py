@@ -17,7 +17,7 @@ from server.text.newest import Newest
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
 NONCE_BYTES = 12
-# The maximum length of the template's text between a call's tag and its name.
+# Number of characters before and after a mark in which the call's tags are searched.
 MAX_AROUND_CHARS = 64
 
 
@@ -119,7 +119,7 @@ class WrittenCalls:
     """Stores the newest calls, up to a total number of bytes.
 
     All API keys share the calls, because ids are random and cannot be guessed. A stranger with an
-    id would also need the call's name and arguments, and would learn only white space."""
+    id would also need the call's name and arguments, and would learn only how they were written."""
 
     def __init__(self, max_bytes: int) -> None:
         self._calls: Newest[str, WrittenCall] = Newest(max_bytes)
@@ -128,7 +128,7 @@ class WrittenCalls:
         self._calls.keep(call.id, call, call.size)
 
     def recall(self, conversation: Conversation) -> Conversation:
-        """Add the model's own text to each call of the conversation whose text is stored."""
+        """Add the model's own text to all calls of the conversation for which it is stored."""
         tools = {tool.name: tool for tool in conversation.tools}
         turns = tuple(
             replace(turn, tool_calls=tuple(self._recall(call, tools) for call in turn.tool_calls))
@@ -156,7 +156,7 @@ def defaults_of(tool: Tool) -> dict[str, Any]:
 def same_arguments(
     one: str, other: str, defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> bool:
-    """Return True if the texts are equal, or are JSON objects that are equal with ``defaults``."""
+    """Return True if the texts are equal, or equal as JSON objects with ``defaults`` filled in."""
     if one == other:
         return True
     left, right = json_object(one), json_object(other)

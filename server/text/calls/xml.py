@@ -51,7 +51,7 @@ class ParameterValue:
         self._searched = 0
         """Index in the held-back text at which the search for tags continues."""
         self._unclosed: tuple[int, int] | None = None
-        """The index of the value's end and of the text after it, used if no closing tag follows."""
+        """The indices of the value's end and the text after it, used if no closing tag follows."""
 
     def feed(self, text: str) -> str:
         """Take in text. Return the part of the value that later text cannot change."""
