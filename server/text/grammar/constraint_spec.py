@@ -45,11 +45,11 @@ class ConstraintSpec:
 
     @property
     def param(self) -> str:
-        """The field of the request that errors of the grammar name."""
+        """The field of the request from which the grammar is made, for error messages."""
         return TOOLS_PARAM if self.output is None or self.must_call else self.output.param
 
     def without_schemas(self) -> tuple["ConstraintSpec", tuple[str, ...]]:
-        """Return this spec without the schemas that need not be enforced, and their places."""
+        """Remove schemas that need not be enforced. Return the new spec and the schemas' places."""
         if not self.must_call:
             output = self.output
             if output is None or output.strict or output.kind != "json_schema":
@@ -64,7 +64,7 @@ class ConstraintSpec:
 
 
 def spec_json(spec: ConstraintSpec, max_bytes: int) -> str:
-    """Write the fields that decide the grammar as JSON. Raises GrammarError if this fails."""
+    """Write as JSON all fields on which the grammar depends. Raises GrammarError if this fails."""
     output = spec.output
     form = {
         "output": None
@@ -77,7 +77,7 @@ def spec_json(spec: ConstraintSpec, max_bytes: int) -> str:
     }
     pieces, size = list[str](), 0
     try:
-        # Lone surrogates are escaped, as other readers of JSON expect.
+        # The encoder escapes lone surrogates, which UTF-8 cannot encode.
         for piece in json.JSONEncoder(allow_nan=False).iterencode(form):
             size += len(piece)
             if size > max_bytes:

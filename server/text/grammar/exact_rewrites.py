@@ -7,7 +7,7 @@ from typing import Any
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.json_object import follow
 
-# Maximum numbers of values in a list, and of arrays without equal items.
+# finite_values lists up to MAX_VALUES values, and unique_items up to MAX_ARRAYS arrays.
 MAX_VALUES, MAX_ARRAYS = 256, 400
 MAX_REFERENCES = 8
 ANNOTATIONS = {"$comment", "default", "deprecated", "description", "examples", "id", "title"}
@@ -18,7 +18,7 @@ NAMES_OF = {bool: ["boolean"], int: ["integer", "number"], str: ["string"], type
 
 
 def finite_values(schema: Any, root: Any) -> list[Any] | None:
-    """Return all values that a schema allows, or None if they are many or not scalars."""
+    """Return all values that a schema allows, or None if there are many or some are not scalars."""
     constraints = _resolved(schema, root)
     (parts,) = constraints.values() if set(constraints) in ALTERNATIVES else ([constraints],)
     if not isinstance(parts, list):
@@ -39,7 +39,7 @@ def _constraints(schema: Any) -> dict[str, Any]:
 
 
 def _resolved(schema: Any, root: Any) -> dict[str, Any]:
-    """Follow a schema that is only a reference."""
+    """Return a schema without annotations, or the target if the schema is only a reference."""
     constraints = _constraints(schema)
     for _ in range(MAX_REFERENCES):
         if set(constraints) == {"$ref"}:
@@ -69,7 +69,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def unique_items(schema: dict[str, Any], values: list[Any] | None) -> None:
-    """List all arrays without equal items. values: what items may be. Raises GrammarError."""
+    """Replace uniqueItems by all arrays of different ``values``. Raises GrammarError."""
     low, high = schema.get("minItems", 0), schema.get("maxItems", math.inf)
     if high <= 1:
         return
@@ -86,8 +86,8 @@ def unique_items(schema: dict[str, Any], values: list[Any] | None) -> None:
 
 
 def close_names(schema: dict[str, Any], names: Any, values: list[Any] | None) -> None:
-    """Replace propertyNames, whose value is ``names``. values: the names, if they are few. Raises
-    GrammarError."""
+    """Replace propertyNames, whose value is ``names``. ``values`` are all names that it allows, or
+    None if they cannot be listed. Raises GrammarError."""
     own, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
     constraints = {True: {}, False: {"type": "null"}}[names] if isinstance(names, bool) else names
     kind, lengths = constraints.get("type", "string"), constraints.keys() - {"type"}
@@ -111,7 +111,7 @@ def close_names(schema: dict[str, Any], names: Any, values: list[Any] | None) ->
 
 
 def are_disjoint(branches: list[Any], root: Any) -> bool:
-    """Return whether all branches are objects that a required property tells apart."""
+    """Return True if the value of one required property shows which branch an object matches."""
     required = []
     for branch in branches:
         match _resolved(branch, root):

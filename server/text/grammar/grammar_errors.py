@@ -1,4 +1,4 @@
-"""Errors of grammars, whose messages quote nothing of the request but places in a schema."""
+"""Errors of grammars. Of the request, their messages quote only places in a schema."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-# Maximum number of keywords that are listed as not enforced, and length of the place of each.
+# Limits of the list of keywords that are not enforced: its length, and the length of each place.
 MAX_LISTED, MAX_PLACE_CHARS = 16, 256
 
 
@@ -20,7 +20,7 @@ class GrammarError(ValueError):
         self.param = param
         self.keyword = keyword
         self.place = ""
-        """The place of the keyword in its schema, as a JSON pointer in a URI's form (RFC 6901)."""
+        """The place of the keyword in its schema, as a JSON pointer within a URI (RFC 6901)."""
 
     def __str__(self) -> str:
         at = f" at {self.place}" if self.place else ""
@@ -29,17 +29,17 @@ class GrammarError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """Leaves out keywords that a grammar cannot hold, unless the client asked for strictness."""
+    """Leaves out keywords that a grammar cannot enforce, unless the client asked for strictness."""
 
     strict: bool = True
     probes: bool = False
-    """Whether llguidance has refused the whole, so that the keywords must be looked for."""
+    """Whether llguidance has refused the whole grammar, so that each keyword must be tested."""
     not_enforced: list[str] = field(default_factory=list)
     """The keywords left out, each with its place."""
 
     @contextmanager
     def at(self, place: str, keyword: str = "schema") -> Iterator[None]:
-        """Suppress a GrammarError and list its keyword. If strict, only name the error's place."""
+        """List the keyword of a GrammarError. If strict, raise the error with its place."""
         try:
             yield
         except GrammarError as error:
@@ -55,7 +55,7 @@ STRICT = Relaxation()
 
 
 def pointer_step(name: str) -> str:
-    """Write a name as a step of a JSON pointer in a URI's form."""
+    """Escape a name as one step of a JSON pointer within a URI."""
     return quote(name.replace("~", "~0").replace("/", "~1"), safe="~$")
 
 

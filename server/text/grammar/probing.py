@@ -7,9 +7,9 @@ from llguidance import LLMatcher
 
 from server.text.grammar.grammar_errors import UNUSABLE, GrammarError, Relaxation, meaning
 
-# Keywords in the order in which they are suspected; all others come last.
+# Keywords that are left out on trial, the likeliest cause first. All others are tried later.
 SUSPECTS = ("oneOf", "pattern", "minProperties", "patternProperties", "allOf", "$ref", "required")
-# Keywords about all other parts, which must go with the keyword that they follow.
+# In each pair, the second keyword is about all parts that the first omits: leave out both.
 OTHERS = {
     "properties": "additionalProperties",
     "patternProperties": "additionalProperties",
@@ -21,15 +21,15 @@ OTHERS = {
 def mend(
     schema: dict[str, Any], definitions: dict[str, Any], relaxation: Relaxation, place: str
 ) -> dict[str, Any]:
-    """Return a schema, whose parts are mended, without the keywords that llguidance refuses.
-    definitions: what references stand for. Raises GrammarError if the schema must be strict."""
+    """Return the schema without keywords that llguidance refuses. Its parts are already mended.
+    ``definitions`` are the targets of $ref. Raises GrammarError if the schema must be strict."""
 
     def fault_of(schema: dict[str, Any]) -> str:
         grammar = {"grammars": [{"json_schema": {**schema, "$defs": definitions}}]}
         return LLMatcher.validate_grammar(json.dumps(grammar), None)
 
     while fault := fault_of(schema):
-        # At the end, the empty schema is left, which llguidance knows.
+        # The loop ends at the latest with the empty schema, which llguidance accepts.
         known = [keyword for keyword in SUSPECTS if keyword in schema]
         ways = [(name, _without(name, schema)) for name in dict.fromkeys([*known, *schema])]
         keyword, rest = next((way for way in ways if not fault_of(way[1])), ways[0])

@@ -1,8 +1,8 @@
 """Reduces a JSON Schema to the keywords that llguidance enforces, or refuses the schema.
 
-llguidance ignores unknown keywords. So every keyword that could constrain an answer is supported,
-or refused by name where the client asked for strictness, and else left out and listed. All other
-keywords are dropped. References are rewritten, because they may lead to any place of a schema."""
+llguidance ignores unknown keywords. So an unsupported keyword that could constrain an answer is
+refused by name if the client asked for strictness, and otherwise left out and listed. Keywords
+without effect are dropped. References may lead to any place of a schema, so they are rewritten."""
 
 import math
 import re
@@ -61,7 +61,7 @@ class _Counter:
         self._known: dict[int, int] = {}
 
     def count(self, schema: Any) -> int:
-        """Count the patterns that one value must match, in a part of the schema and its $ref."""
+        """Count the patterns that one value must match, in ``schema`` and in its $ref's target."""
         chain = []
         # References may form chains as long as the schema, so follow them without recursion.
         while isinstance(schema, dict) and id(schema) not in self._known:
@@ -161,7 +161,7 @@ BESIDE = 1e-9
 LARGEST_CLOSED = 10**6
 # Control characters that llguidance can write in strings.
 WRITABLE_CONTROLS = frozenset("\b\f\n\r\t")
-# Limits of a schema: llguidance recurses, and takes time with the square of its properties.
+# Limits of a schema. llguidance recurses, and its time grows with the square of the properties.
 MAX_DEPTH = 50
 MAX_SUBSCHEMAS = 5000
 MAX_PROPERTIES = 1000
@@ -191,9 +191,9 @@ class _Checker:
     place: str
     subschemas: int = 0
     names: dict[str, str] = field(default_factory=dict)
-    """By $ref, the name of the definition that its target becomes."""
+    """Maps each $ref to the name of the definition that its target becomes."""
     waiting: list[str] = field(default_factory=list)
-    """References whose targets are not cleaned yet."""
+    """References whose targets have not been checked and reduced yet."""
 
     def clean_root(self) -> Schema:
         cleaned = self.clean(self.root, 0, self.place)
@@ -255,7 +255,7 @@ class _Checker:
             if unique:
                 unique_items(cleaned, finite_values(schema.get("items"), self.root))
         if self.relaxation.probes:
-            # Faults of definitions are found in these, so that here they count as true.
+            # Each definition is tested on its own, so all definitions count as true here.
             stubs: dict[str, Any] = dict.fromkeys(self.names.values(), True)
             return mend(cleaned, stubs, self.relaxation, place)
         return cleaned
@@ -286,7 +286,7 @@ class _Checker:
 
 def _check_count(schema: dict[str, Any]) -> None:
     if schema.get("minProperties", 0) > len(set(schema.get("required", ()))) + 1:
-        # llguidance does not see that two additional names may be equal.
+        # llguidance would count two additional properties with the same name as two.
         del schema["minProperties"]
         raise GrammarError("is supported up to one more than are required")
 
@@ -298,8 +298,8 @@ def _is_always_true(keyword: str, value: Any) -> bool:
 
 
 def _close_bounds(schema: dict[str, Any]) -> None:
-    """Turn exclusive integer bounds into inclusive bounds, because llguidance allows an exclusive
-    bound itself if the other bound is less than 1 away."""
+    """Turn exclusive integer bounds into inclusive ones, because llguidance allows the number of an
+    exclusive bound if the other bound is less than 1 away."""
     for inclusive, exclusive, sign in (
         ("minimum", "exclusiveMinimum", 1),
         ("maximum", "exclusiveMaximum", -1),

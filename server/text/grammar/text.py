@@ -45,7 +45,7 @@ DEFINITION = re.compile(
 # Matches a literal in a grammar. A literal without an end takes the rest of its line.
 LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"?|/(?:\\.|[^/\\\n])*/?')
 LITERAL_OR_NAME = re.compile(rf"{LITERAL.pattern}|<[^<>\s]+>")
-# Blank lines are removed, as the GBNF converter scans from every line break to the next text.
+# Blank lines are removed, because the GBNF converter scans them anew after each line break.
 BLANK_LINES = re.compile(r"\n\s*\n")
 LINE = "\n"
 # A Lark terminal for any text without a tag that could end a value.
@@ -55,7 +55,7 @@ NO_CALL = r"NO_CALL: /\s*[^{\s](?s:.*)/ & ~/\s*<\|python_tag(?s:.*)/"
 NAME = r"NAME: /[A-Za-z_][A-Za-z0-9_]*/"
 # Maximum number of calls in an answer. A model that must call tools might never stop.
 MAX_CALLS = 32
-# Limit of a grammar's rules: converting GBNF takes time with the square of their number.
+# Maximum number of rules. The time to convert GBNF grows with the square of this number.
 MAX_RULES = 500
 # ``{call format: (key of a call's arguments, text before and after a call)}``.
 JSON_CALLS = {ToolFormat.HERMES: ("arguments", LINE), ToolFormat.LLAMA: ("parameters", "")}
@@ -116,7 +116,7 @@ def _json(schema: dict[str, Any]) -> Grammar:
 
 
 def _text(value: Any) -> str:
-    """Return ``value``. Raises GrammarError unless it is a text, not empty, and can be encoded."""
+    """Return ``value``. Raises GrammarError if it is no text, is empty, or cannot be encoded."""
     if not isinstance(value, str) or not value:
         raise GrammarError("it must be a text")
     try:
@@ -217,7 +217,7 @@ class CallGrammar:
         self.rules.append(f"{rule}: {' '.join(parts)}")
 
     def _add_parameter(self, rule: str, parameter: Parameter) -> str:
-        """Add a parameter's rule. Return its name, with "?" or "*" if optional or repeated."""
+        """Add a parameter's rule. Return the rule's name, with "?" if optional, "*" if repeated."""
         if NO_TAG not in self.rules:
             self.rules += [NO_TAG, NAME]
         close = lark_string(f"{LINE}</parameter>{LINE}")
@@ -239,7 +239,7 @@ class CallGrammar:
 
 
 def _arguments(tool: Tool, enforced: bool, relaxation: Relaxation) -> dict[str, Any]:
-    """Return the schema for a tool's arguments: any object, unless the tool's must be enforced."""
+    """Return the schema of a tool's arguments, or ANY_OBJECT if it need not be enforced."""
     if tool.parameters is None or not (enforced or tool.strict):
         return ANY_OBJECT
     schema = check_schema(tool.parameters, relaxation, f"{tool.name}#")

@@ -1,7 +1,7 @@
 """Writes grammars for the values in Qwen3-Coder's calls, from each parameter's schema.
 
 Strings are written without quotes, all other values as JSON. If a schema allows strings and other
-types, a text that is JSON of another allowed type has that type (see ``argument_types``)."""
+types, a text is a string unless it is JSON of the other types (see ``argument_types``)."""
 
 import json
 import re
@@ -20,7 +20,7 @@ ROOT_KEYWORDS = {"type", "properties", "required", "additionalProperties", "$def
 BRANCHES = ("anyOf", "oneOf")
 NUMBERS = r"-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?"
 SPACE = r"[\s\x1C-\x1F]*"
-# Regular expressions for all texts that the parser of calls would read as JSON of each type.
+# By type: a regular expression for all texts that the parser of calls reads as JSON of the type.
 READS_AS = {
     "number": f"{SPACE}{NUMBERS}{SPACE}",
     "integer": f"{SPACE}{NUMBERS}{SPACE}",
@@ -29,7 +29,7 @@ READS_AS = {
     "object": SPACE + r"\{(?s:.*)",
     "array": SPACE + r"\[(?s:.*)",
 }
-# The regular expression for a value of each type, in a place where a string is allowed, too.
+# By type: a regular expression for a value whose schema allows strings as well as this type.
 SCALARS = {
     "number": r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?",
     "integer": r"-?(0|[1-9][0-9]{0,14})",
@@ -62,12 +62,12 @@ ValueGrammar = RawText | JsonText
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a tool, as a call may contain it."""
+    """A parameter of a tool, and the forms in which a call may contain the parameter."""
 
     name: str | None
     """The parameter's name. None allows any name."""
     times: Literal["", "?", "*"]
-    """Says that the parameter occurs once, at most once, or any number of times."""
+    """The parameter occurs once, at most once ("?"), or any number of times ("*")."""
     values: list[ValueGrammar]
     """Alternative grammars for the value."""
 
@@ -124,7 +124,7 @@ def _distinguish(forms: list[ValueGrammar], root: dict[str, Any]) -> list[ValueG
 
 
 def _scalar(kind: str, schema: dict[str, Any], root: dict[str, Any]) -> str:
-    """Write a Lark terminal for a number, boolean or null where a string is allowed, too."""
+    """Write a Lark terminal for a number, boolean or null if the value may also be a string."""
     depth = MAX_DEPTH
     while set(schema) - {"type"} == {"$ref"}:
         schema, depth = _resolve(schema["$ref"], root, depth), depth - 1
@@ -217,7 +217,7 @@ def lark_string(text: str) -> str:
 
 
 def _whole(pattern: str) -> str:
-    """Turn a pattern that may match any part of a text into one for a whole text."""
+    """Turn a pattern that is searched in a text into a pattern that matches the whole text."""
     inner = pattern.removeprefix("^")
     begins = inner != pattern
     ends = inner.endswith("$") and not inner.endswith("\\$")
