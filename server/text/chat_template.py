@@ -332,7 +332,7 @@ class ChatTemplate:
     def _end_of(
         self, part: list[Message], written: str, marks: CallMarks, arguments: dict[str, Any]
     ) -> int:
-        """Return the length, in characters, of the prompt's prefix that the messages ``part`` make,
+        """Return the length, in characters, of the prompt's prefix with only the messages ``part``,
         or 0 for an unknown length. ``written`` is the prompt with marks in place of calls."""
         try:
             end = common_chars(self._part_text(part, arguments), written)

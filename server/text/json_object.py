@@ -11,7 +11,7 @@ INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 
 
 def outside_texts(piece: bytes, in_text: bool = False) -> tuple[bytes, bool]:
-    """Return a piece of JSON without its strings, and True if the piece ends within a string. Each
+    """Return a piece of JSON without its strings, and whether the piece ends within a string. Each
     remaining comma or opening bracket begins a value. The piece must not end within an escape."""
     parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
     # The parts are alternately outside and inside of strings.

@@ -26,7 +26,7 @@ from server.text.tokenizer_files import TokenizerError as TokenizerError
 # The name of a token that stands for one byte of a character.
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_LEVEL = "ByteLevel"
-# The steps of SentencePiece's decoder replace signs, decode bytes, join tokens, drop a space.
+# SentencePiece's decoder replaces characters, decodes bytes, joins tokens, and drops a space.
 SENTENCE_PIECE = re.compile(r"(Replace )*(ByteFallback )?(Fuse (Strip )?)?")
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 

@@ -39,7 +39,7 @@ class ParameterValue:
     a closing tag, the value ends at the next parameter or at the end of the call."""
 
     def __init__(self, parameters: Container[str], tools: Container[str]) -> None:
-        """The names of the called tool's ``parameters``, and the names of all offered ``tools``."""
+        """``parameters`` are the names of the tool's parameters, ``tools`` those of all tools."""
         self.rest: str | None = None
         """The text after the value. It is None while the value is open."""
         self._parameters = parameters

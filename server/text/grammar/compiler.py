@@ -37,10 +37,10 @@ class Refusal:
 
 class GrammarCache:
     """Caches the newest grammars and refusals by a digest of their ConstraintSpec. A grammar's
-    bytes count as used until neither the cache nor an answer uses the grammar."""
+    bytes count as used while the cache or an answer uses the grammar."""
 
     def __init__(self, max_bytes: int, max_grammars: int) -> None:
-        """``max_bytes`` limits all grammars that exist, ``max_grammars`` only the cached ones."""
+        """``max_bytes`` limits all grammars' size, ``max_grammars`` the number of cached ones."""
         self._max_bytes = max_bytes
         self._grammars: Newest[bytes, CompiledGrammar] = Newest(max_grammars)
         self._refusals: Newest[bytes, Refusal] = Newest(MAX_REFUSALS)
@@ -106,7 +106,7 @@ class GrammarCompiler:
         worker: Callable[[GrammarTokenizer], GrammarWorker],
         limits: GrammarLimits,
     ) -> None:
-        """``worker`` makes the process that estimates costs, for the first grammar to compile."""
+        """``worker`` makes the estimator of costs when the tokenizer is read."""
         self._vocabulary = vocabulary
         self._make_worker = worker
         self._limits = limits
@@ -117,7 +117,7 @@ class GrammarCompiler:
 
     def load(self) -> str:
         """Read the tokenizer. A large one blocks all threads for a second, so a server does this
-        before it listens. Return why all grammars will be refused, or an empty text."""
+        before it listens. If all grammars will be refused, return the reason, and else ""."""
         try:
             self._load()
         except GrammarError as error:
@@ -130,7 +130,7 @@ class GrammarCompiler:
     ) -> TokenConstraint | None:
         """Compile an answer's constraint, or return None if any text is allowed. ``begun`` is the
         beginning of the answer, if the client has written one. ``grammar`` is the result of
-        ``grammar``, if the caller has it. Raises GrammarError if the format is unsupported,
+        ``self.grammar``, if the caller has it. Raises GrammarError if the format is unsupported,
         UnfitBeginningError if ``begun`` violates the format, WorkerBusyError if too many grammars
         wait, and GrammarMemoryError if they use all memory for grammars."""
         if not spec.has_grammar and not spec.has_budget:
@@ -195,7 +195,7 @@ class GrammarCompiler:
 
     def _end_making(self, digest: bytes, task: "asyncio.Task[CompiledGrammar | Refusal]") -> None:
         del self._making[digest]
-        # Read the error, because asyncio logs an error that no client has read.
+        # Read the error, because asyncio logs errors that are never read.
         _ = task.cancelled() or task.exception()
 
     async def _make(self, digest: bytes, spec_text: str) -> CompiledGrammar | Refusal:

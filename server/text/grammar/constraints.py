@@ -30,12 +30,12 @@ class CompiledGrammar:
         self, matcher: LLMatcher, memory_bytes: int, not_enforced: tuple[str, ...] = ()
     ) -> None:
         """``matcher`` is llguidance's matcher in its initial state. Each answer uses a copy.
-        ``not_enforced`` are the keywords, with places, of schemas that are left to the model."""
+        ``not_enforced`` are the keywords that the grammar does not enforce, with their places."""
         self.matcher = matcher
         self.memory_bytes = memory_bytes
         self.not_enforced = not_enforced
         self.is_spent = False
-        """True if an answer has reached a limit of the lexer, whose states all answers share."""
+        """True if a matcher has failed: it may have filled lexer states that all answers share."""
 
 
 class GrammarConstraint:
@@ -49,13 +49,13 @@ class GrammarConstraint:
         start: LLMatcher | None = None,
     ) -> None:
         """``words`` is the size of a mask in uint32. The second mask that takes more processor time
-        than ``max_mask_s`` ends the request. ``start`` is a matcher that has read a beginning."""
+        than ``max_mask_s`` ends the request. ``start`` is a matcher that read a begun answer."""
         self._grammar = grammar
         self._start = start or grammar.matcher
         self._matcher = self._start.deep_copy()
         self._max_mask_s = max_mask_s
         self._slow_masks = 0
-        # The address is stored, too, as reading it takes longer than copying a mask.
+        # Store the address, because asking numpy for it takes longer than copying a mask.
         self._mask = np.empty(words, np.uint32)
         self._address, self._bytes = self._mask.ctypes.data, self._mask.nbytes
         self._accepted: list[int] = []
@@ -65,7 +65,7 @@ class GrammarConstraint:
         started_s = time.thread_time()
         self._take_in()
         self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
-        # After an error the mask is not used: such a mask would allow the answer to end.
+        # Look for an error first, because after an error the mask would allow the answer to end.
         self._check("allows no token")
         self._slow_masks += time.thread_time() - started_s > self._max_mask_s
         if self._slow_masks > SLOW_MASKS_SPARED:
@@ -145,7 +145,7 @@ class LazyCalls:
     """Allows any text, but constrains each tool call from its opening tag to its end."""
 
     def __init__(self, call: GrammarConstraint, vocabulary: Vocabulary) -> None:
-        """``call`` constrains a call after its opening tag, up to and with its closing tag."""
+        """``call`` constrains the text after an opening tag, including the closing tag."""
         self._call = call
         self._vocabulary = vocabulary
         self._open = TagWatch(CALL_OPEN_TAG)
@@ -199,7 +199,7 @@ class ReasoningConstraint:
         start: Channel | None,
         budget: int | None,
     ) -> None:
-        """``budget`` is the maximum number of reasoning tokens without tags. None is no limit."""
+        """``budget`` is the maximum number of tokens between the tags. None means no limit."""
         self._answer = answer
         self._vocabulary = vocabulary
         self._start = start

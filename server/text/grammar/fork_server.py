@@ -2,7 +2,7 @@
 
 The worker reads frames from standard input and writes frames to standard output. A frame is a
 length as four big-endian bytes, and then content of this length. The first frame is the tokenizer's
-text, which is read once, as every child inherits the tokenizer. All other frames are JSON. The
+text. It is read only once, and children inherit the tokenizer. All other frames are JSON. The
 worker gets ConstraintSpecs, and sends estimates of their grammars' costs, in any order.
 
 The kernel ends a child that exceeds its processor time. The worker ends a child that exceeds its
@@ -52,7 +52,7 @@ class CostEstimate:
     param: str | None = None
     """The request's field that causes the refusal, or None."""
     not_enforced: list[str] = field(default_factory=list)
-    """Keywords of schemas that the grammar leaves to the model, with their places."""
+    """Keywords of schemas that the grammar does not enforce, with their places."""
 
 
 def estimate_cost(spec_text: str, tokens: Tokens, max_mask_s: float) -> CostEstimate:
@@ -61,7 +61,7 @@ def estimate_cost(spec_text: str, tokens: Tokens, max_mask_s: float) -> CostEsti
     spec = spec_of_json(spec_text)
     try:
         with deep_threads(1) as thread:
-            # A child's memory grows when it first reads inherited pages: read them beforehand.
+            # Reading inherited pages adds to the child's memory, so read them before measuring.
             thread.submit(warm_up, tokens.engine).result()
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             trial = thread.submit(_try_grammar, spec, tokens, max_mask_s)
@@ -75,7 +75,7 @@ def estimate_cost(spec_text: str, tokens: Tokens, max_mask_s: float) -> CostEsti
 def _try_grammar(
     spec: ConstraintSpec, tokens: Tokens, max_mask_s: float, *, probes: bool = False
 ) -> tuple[str, list[str]]:
-    """Return a grammar's text, and the keywords that it leaves to the model."""
+    """Return a grammar's text, and the keywords of schemas that it does not enforce."""
     relaxation = Relaxation(probes=probes)
     try:
         grammar = grammar_text(spec, tokens.facts, relaxation)
@@ -189,7 +189,7 @@ class ForkServer:
 
 
 def run_child(request: dict[str, Any], tokens: Tokens, into: int) -> NoReturn:
-    """Estimate a grammar's cost in a child, write it to the descriptor ``into``, and exit."""
+    """Estimate a grammar's cost in a child. Write the estimate to descriptor ``into``, and exit."""
     signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
     os.nice(request["nice"])
     with open(into, "wb") as sink:

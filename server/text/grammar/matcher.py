@@ -45,7 +45,7 @@ def try_matcher(tokenizer: LLTokenizer, matcher: LLMatcher, max_mask_s: float) -
 
 
 def warm_up(tokenizer: LLTokenizer) -> None:
-    """Allocate the memory that llguidance allocates once per process, for the first grammar."""
+    """Compile a first grammar, because llguidance allocates some memory once per process."""
     try_matcher(tokenizer, new_matcher(tokenizer, FIRST_GRAMMAR), math.inf)
 
 

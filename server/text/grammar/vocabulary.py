@@ -1,4 +1,4 @@
-"""Converts a tokenizer to llguidance's form, ids of tags, and masks of allowed tokens."""
+"""Prepares a tokenizer for grammars: its form for llguidance, ids of tags, and token masks."""
 
 import json
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ class Vocabulary:
 
         Added tokens become special and get names that occur in no text, so that a grammar allows
         added tokens only by id. Otherwise strings in a grammar could match a token's own name, and
-        llguidance would read text that spells the name as the token."""
+        llguidance would take text that spells the name for the token."""
         fast = self._tokenizer.fast
         if fast.get_vocab_size(with_added_tokens=True) != self._tokenizer.vocab_size:
             raise VocabularyError("the ids of the model's tokenizer have gaps")
@@ -70,12 +70,12 @@ class Vocabulary:
 
     @cached_property
     def thinking_masks(self) -> list[np.ndarray]:
-        """The masks for tokens of reasoning. Mask n applies after n bytes of the closing tag."""
+        """The masks during reasoning. Mask n applies after the first n bytes of the closing tag."""
         return self._masks_before(CLOSE.encode(), may_stop=False)
 
     @cached_property
     def calling_masks(self) -> list[np.ndarray]:
-        """The masks for tokens outside calls. Mask n applies after n bytes of the opening tag."""
+        """The masks outside calls. Mask n applies after the first n bytes of the opening tag."""
         return self._masks_before(CALL_OPEN.encode(), may_stop=True)
 
     def tokens(self, text: str) -> tuple[int, ...]:
@@ -86,14 +86,14 @@ class Vocabulary:
         return self._tokenizer.token_bytes(token_id)
 
     def _masks_before(self, tag: bytes, *, may_stop: bool) -> list[np.ndarray]:
-        """Return masks that forbid tokens with text after the tag. Mask n, uint32 ``[words]``,
-        applies after n bytes of the tag. The tag must not repeat its first byte."""
+        """Return masks that forbid tokens that complete the tag and go on after it. Mask n, uint32
+        ``[words]``, applies after n bytes of the tag. The tag must not repeat its first byte."""
         texts = [self.token_bytes(i) for i in range(self._tokenizer.vocab_size)]
         free = np.zeros(self.words * WORD_BITS, bool)
         free[: len(texts)] = True
         if not may_stop:
             free[list(self.stop_ids)] = False
-        # Only tokens with the tag's last byte before their own end can contain text after the tag.
+        # In such a token, the last byte of the tag comes before the last byte of the token.
         beyond = [(i, text) for i, text in enumerate(texts) if tag[-1:] in text[:-1]]
         free[[i for i, text in beyond if tag in text[:-1]]] = False
         masks = []
@@ -122,6 +122,6 @@ class GrammarTokenizer:
 
 
 def set_bits(row: np.ndarray, ids: Iterable[int]) -> None:
-    """Allow the tokens ``ids``, too, in the mask ``row``."""
+    """Also allow the tokens ``ids`` in the mask ``row``."""
     for i in ids:
         row[i // WORD_BITS] |= np.uint32(1 << i % WORD_BITS)

@@ -31,11 +31,11 @@ from server.text.grammar.fork_server import (
 from server.text.grammar.text import TokenizerFacts
 
 MAX_SPEC_BYTES = 256 * 1024
-# Number of ConstraintSpecs in each queue that may run at the same time, and that may wait.
+# For each queue: how many ConstraintSpecs may run at the same time, and how many may wait.
 QUICK_AT_ONCE, QUICK_WAITING = 2, 64
 SLOW_AT_ONCE, SLOW_WAITING = 1, 8
 QUICK_CPU_S = 0.1
-# Limits of wall time for the wait in a queue, and for the estimate in the quick and slow queue.
+# Limits of wall time. TURN_LIMIT_S is for the wait in a queue, the others are for the estimate.
 TURN_LIMIT_S = 20.0
 QUICK_WALL_S, SLOW_WALL_S = 2.0, 20.0
 # Nice values of the worker's children, so that the engine gets processor time first.
@@ -57,7 +57,7 @@ class GrammarLimits:
     max_memory_bytes: int = 32 * 1024**2
     """Limit of the memory of one grammar."""
     max_mask_s: float = 0.1
-    """Processor time to find the tokens that may come next. The second excess ends an answer."""
+    """Limit of the processor time to find the allowed next tokens. An answer may exceed it once."""
     max_kept: int = 64
     max_kept_bytes: int = GRAMMAR_BYTES
     """Limit of the memory of all grammars that are cached or in use."""
@@ -221,7 +221,7 @@ class _Process:
         self._into.close()
 
     def _rest(self) -> None:
-        """Cancel the end of the worker, which is scheduled whenever the worker becomes idle."""
+        """Cancel the timer that ends an idle worker."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
