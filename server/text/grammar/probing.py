@@ -9,7 +9,7 @@ from server.text.grammar.grammar_errors import UNUSABLE, GrammarError, Relaxatio
 
 # Keywords that are left out on trial, the likeliest cause first. All others are tried later.
 SUSPECTS = ("oneOf", "pattern", "minProperties", "patternProperties", "allOf", "$ref", "required")
-# In each pair, the second keyword is about all parts that the first omits: leave out both.
+# Without the first keyword of a pair, the second would cover all parts, so leave out both.
 OTHERS = {
     "properties": "additionalProperties",
     "patternProperties": "additionalProperties",
