@@ -25,7 +25,7 @@ from server.catalogue.hub_cache import WeightFile, cache_folder, repository_fold
 from server.interrupts import interrupt_says
 
 FILES_AT_ONCE = 4
-# What takes less time than this many seconds shows no progress bar.
+# A progress bar appears after this many seconds.
 BAR_DELAY_S = 1.0
 MAX_LISTING_BYTES = 32 << 20
 MAX_SMALL_FILE_BYTES = 64 << 20
@@ -106,7 +106,7 @@ def _client() -> httpx2.Client:
 
 
 set_client_factory(_client)
-# What goes wrong at the hub becomes a sentence of quire's.
+# quire itself reports the errors of the hub's client, in one sentence each.
 getLogger("huggingface_hub").setLevel(CRITICAL)
 
 

@@ -25,7 +25,7 @@ class FolderReader:
     """Calls functions that read a model's folder. Only one thread may use a reader at a time."""
 
     def __init__(self, embeds: bool | None = None, process: LimitedProcess | None = None) -> None:
-        """``embeds`` is passed to each reading. ``process`` is a started ``reading_process()``."""
+        """embeds: as for ``read_checkpoint``. process: the ``reading_process()`` that reads."""
         self.embeds = embeds
         self.process = process or reading_process()
         self._known: dict[tuple[object, ...], tuple[State, Any]] = {}

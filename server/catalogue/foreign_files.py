@@ -1,5 +1,5 @@
-"""Names what quire cannot read in a model's folder: GGUF alone, adapters without their model, and
-pointers of Git LFS in place of files."""
+"""Recognizes files in a model's folder that quire cannot read: GGUF without safetensors, adapters
+without their model, and pointers of Git LFS in place of files."""
 
 import shlex
 from collections.abc import Iterable
@@ -10,10 +10,10 @@ from engine.models.safetensors_headers import INDEX_FILE, CheckpointError, read_
 from server.catalogue.names import GGUF, MAX_WORD_CHARS, printable
 
 CONFIG_FILE = "config.json"
-# The folder in a repository of the hub's cache that has a folder for each commit.
+# In the hub's cache, each repository has a folder of this name, with one subfolder for each commit.
 SNAPSHOTS = "snapshots"
 # Describes adapters in PEFT's format (huggingface.co/docs/peft, "Checkpoint format") and in MLX's
-# (mlx-lm, LORA.md). The first field that is set names the model.
+# (mlx-lm, LORA.md). The first of BASE_FIELDS that is set names the model.
 ADAPTER_FILE = "adapter_config.json"
 BASE_FIELDS = ("base_model_name_or_path", "model")
 # Files that Git LFS has not fetched begin like this (github.com/git-lfs/git-lfs, docs/spec.md).
@@ -23,8 +23,8 @@ READ_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".safetensors"})
 
 
 def foreign_weights(folder: Path, listed: Iterable[str] | None = None) -> str | None:
-    """Return why a model's weights are none that quire reads, as a sentence; None if they may be
-    read. listed: the names of the model's files, if weights are not in the folder yet. Raises
+    """Return a sentence that tells why quire cannot read a model's weights, or None if quire may be
+    able to. listed: the names of the model's files, if weights are not in the folder yet. Raises
     CheckpointError for a malformed description of adapters."""
     names = {path.name for path in folder.glob("*")} if listed is None else {*listed}
     weights = [name for name in names if name.endswith(".safetensors")]

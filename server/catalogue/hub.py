@@ -78,7 +78,7 @@ class FoundModel:
     is_cached: bool = False
     """True if the model comes from the local cache because the hub did not answer."""
     notice: str = ""
-    """A sentence for the log that says why the cache was used, or an empty text."""
+    """A log message about the use of the cache, with the reason. Empty if none is needed."""
 
     @property
     def missing_bytes(self) -> int:
@@ -97,7 +97,7 @@ class FoundModel:
         _check_room(self.asked, self.missing_bytes)
 
     def fetch_weights(self) -> None:
-        """Download the missing weights. Raises ModelNotFoundError, even if the disk is full."""
+        """Download the missing weights. Raises ModelNotFoundError for any failure."""
         assert self.repository is not None
         self.check_room()
         try:
@@ -228,7 +228,7 @@ def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
 
 
 def _with_missing(model: FoundModel) -> FoundModel:
-    """Return the model with the weights that the hub's cached list names and the disk lacks."""
+    """Return the model with ``missing`` and ``weights_bytes`` set by the hub's cached file list."""
     assert model.repository is not None
     listed = listed_weights(model.repository, model.folder)
     if listed is None:

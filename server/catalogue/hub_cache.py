@@ -148,8 +148,8 @@ def is_weights(path: str, named: Set[str]) -> bool:
 
 
 def missing_weights(repository: str | None, folder: Path) -> list[str]:
-    """Return the weight files that a folder lacks. The hub's cached list of the repository's files
-    names them, or else the folder's index file. Raises ModelNotFoundError, CheckpointError."""
+    """Compare a folder with the hub's cached list of files; without a list, with the folder's index
+    file. Return the missing weight files. Raises ModelNotFoundError, CheckpointError."""
     listed = listed_weights(repository, folder) if repository else None
     named = set(read_index(folder).values()) if listed is None else set(listed)
     return sorted(file for file in named if not (folder / file).exists())

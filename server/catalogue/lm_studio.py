@@ -1,9 +1,9 @@
 """Finds the models that LM Studio has on this disk. quire only reads them.
 
-LM Studio keeps models as ``publisher/name`` in the folder ``models`` of its home folder. That is
-~/.lmstudio, or of older versions ~/.cache/lm-studio; a file in the user's home folder may name
-another (lmstudio-ai/lmstudio.js, findLMStudioHome). In LM Studio's settings.json the field
-``downloadsFolder`` names the folder of models that the user has chosen."""
+LM Studio keeps models as ``publisher/name`` in the folder ``models`` of its home folder. The home
+folder is ~/.lmstudio, in older versions ~/.cache/lm-studio, or any folder that the file
+~/.lmstudio-home-pointer names (lmstudio-ai/lmstudio.js, findLMStudioHome). If the user has chosen
+another folder of models, LM Studio's settings.json names it in the field ``downloadsFolder``."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from engine.models.safetensors_headers import CheckpointError, read_json
 
 
 def lm_studio_folders() -> tuple[Path, ...]:
-    """Return the existing folders of LM Studio's models, chosen ones first."""
+    """Return LM Studio's existing folders of models. In each home, the user's choice is first."""
     folders = [folder for home in _homes() for folder in (*_chosen_folder(home), home / "models")]
     return tuple(dict.fromkeys(folder.resolve() for folder in folders if os.path.isdir(folder)))
 
@@ -25,7 +25,7 @@ def is_below(folder: Path, folders: Iterable[Path]) -> bool:
 
 
 def _homes() -> Iterator[Path]:
-    """Yield LM Studio's possible home folders: the variable's, or none if the variable is empty."""
+    """Yield LM Studio's possible homes: only LMSTUDIO_HOME if it is set, none if it is empty."""
     if (chosen := os.environ.get("LMSTUDIO_HOME")) is not None:
         if chosen:
             yield Path(chosen).absolute()

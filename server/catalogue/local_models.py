@@ -122,7 +122,7 @@ def local_models(
 def hub_model(
     repository: str, reader: FolderReader, snapshot: Path | None = None
 ) -> LocalModel | None:
-    """Return a repository's cached model. ``snapshot`` is a commit's folder, None for the best."""
+    """Return a repository's cached model. snapshot: a commit's folder; None means the best one."""
     if snapshot is not None:
         return _read(reader, read_model, snapshot, repository, snapshot.name)
     folder = repository_folder(repository)
@@ -140,7 +140,7 @@ def _read(
     reader: FolderReader, work: Any, folder: Path, name: str, revision: str | None
 ) -> LocalModel:
     """Return the model in a folder. A reading error becomes the model's problem. ``revision`` is
-    the commit on the hub, or empty if ``work`` finds the commit."""
+    the commit on the hub, None outside the hub's cache, or "" if ``work`` chooses the commit."""
     try:
         return AS_JSON.validate_python(reader.read(work, folder, name, revision, reader.embeds))
     except CheckpointError as error:
@@ -148,7 +148,7 @@ def _read(
 
 
 def names_here(folders: Sequence[Path], *, hub: bool = True) -> Iterator[tuple[str, Path | None]]:
-    """Yield each local model's name and folder; None in place of a folder is the hub's cache."""
+    """Yield each local model's name and folder. In the hub's cache, a model's folder is None."""
     for folder in folders:
         yield from _model_folders(folder.expanduser().absolute())
     if hub:
@@ -158,7 +158,7 @@ def names_here(folders: Sequence[Path], *, hub: bool = True) -> Iterator[tuple[s
 
 
 def model_here(name: str, folder: Path | None, reader: FolderReader) -> LocalModel | None:
-    """Return the model of a name and folder that ``names_here`` yields; None if it is gone."""
+    """Return the model for a name and folder from ``names_here``, or None if the model is gone."""
     return hub_model(name, reader) if folder is None else folder_model(name, folder, reader)
 
 
@@ -234,8 +234,8 @@ def _problem(name: str, folder: Path, error: Exception) -> str:
 
 
 def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> Iterator[Facts]:
-    """Yield values for the fields of LocalModel, first those that seldom fail. ``repository`` is
-    None outside the hub's cache. Raises CheckpointError and any error of reading files."""
+    """Yield values for the fields of LocalModel. Readings that are likelier to fail come later.
+    ``repository`` is None outside the hub's cache. Raises CheckpointError and any reading error."""
     foreign = foreign_weights(folder)
     if foreign or not (folder / CONFIG_FILE).exists():
         yield {"problem": foreign or f"there is no {CONFIG_FILE}"}
@@ -261,7 +261,7 @@ def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> It
 
 
 def _incomplete(repository: str | None, folder: Path, missing: Sequence[str]) -> Facts:
-    """Return a sentence about missing weights, and the bytes of unfinished downloads."""
+    """Return a sentence about missing weights, and the size of unfinished downloads."""
     files = f"{len(missing)} file{'s' * (len(missing) != 1)} of weights" if missing else "weights"
     verb = "is" if len(missing) == 1 else "are"
     if repository is None:
@@ -288,7 +288,7 @@ def named_quantization(values: dict[str, Any]) -> str:
 
 
 def _stored_as(checkpoint: Checkpoint, named: str) -> str:
-    """Return the matrices' format: ``named`` if that is a quantization, or the weights' type."""
+    """Return the matrices' format: ``named`` if it is a quantization, else the weights' type."""
     plain = named in CONFIG_DTYPES.values() or not named
     return DTYPES[checkpoint.dtype] if plain else named
 

@@ -31,7 +31,7 @@ class InFolder:
     """A model in a folder outside the hub's cache."""
 
     name: str
-    """The folder's name, or ``org/name`` two levels below a folder of models."""
+    """The folder's name, or ``org/name`` if it lies two levels below a folder of models."""
     folder: Path
 
 
@@ -58,10 +58,10 @@ def look_up(
     *,
     on_disk: bool = False,
 ) -> InFolder | OnHub:
-    """Resolve a name, which is, in this order: a path; the demo model; a short name of quire's; the
-    full name of a model on this disk; an id on the hub; the last part of the name of a model on
-    this disk. Only paths and revisions are case-sensitive. on_disk: whether to prefer a model that
-    cannot be served to a repository that is on the hub alone. Raises ModelNotFoundError."""
+    """Resolve a name. The meanings are tried in this order: a path; the demo model; a short name of
+    quire's; the full name of a model on this disk; an id on the hub; the last part of such a full
+    name. Only paths and revisions are case-sensitive. on_disk: whether a model that is on this disk
+    but cannot be served comes before an id on the hub. Raises ModelNotFoundError."""
     path = Path(name).expanduser()
     if path.is_dir():
         if problem := foreign_weights(path):
@@ -94,8 +94,8 @@ def known_names(folders: Sequence[Path] = ()) -> Iterator[str]:
 
 
 def _by_last_part(name: str, places: Iterable[Place]) -> list[Place]:
-    """Return the places of the model with ``name`` as its name's last part. Raises
-    ModelNotFoundError if several models have names that end so."""
+    """Return all places of the model that is called ``name`` after the last slash. Raises
+    ModelNotFoundError if there are several such models."""
     matches = [one for one in places if one[0].rpartition("/")[2].casefold() == name.casefold()]
     if len(names := {own.casefold(): own for own, _ in matches}) > 1:
         known = " or ".join(names.values())
@@ -104,8 +104,8 @@ def _by_last_part(name: str, places: Iterable[Place]) -> list[Place]:
 
 
 def _best(places: Sequence[Place], reader: FolderReader | None) -> Place | None:
-    """Return the first place with a servable model; otherwise the one in the hub's cache, where
-    `quire pull` may complete the model; or None."""
+    """Return the first place with a servable model. If there is none, return the hub's cache, where
+    `quire pull` may complete the model. If that is no place of the model, return None."""
     cached = next((place for place in places if place[1] is None), None)
     if places and places != [cached]:
         with FolderReader() if reader is None else nullcontext(reader) as read:

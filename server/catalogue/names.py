@@ -17,7 +17,7 @@ OLLAMA_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+:[\w.-]+")
 FILES = (".gguf", ".safetensors")
 # The longest texts that are quoted from a model's files: for a problem, and for a single word.
 MAX_PROBLEM_CHARS, MAX_WORD_CHARS = 1000, 100
-# Longer names are like no other: comparing them takes long.
+# Longer names are not compared with known names, because that would take long.
 MAX_COMPARED_CHARS = 200
 EXAMPLES = "Qwen/Qwen3-4B or mlx-community/Qwen3-4B-4bit"
 GGUF = (
@@ -41,8 +41,8 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 
 def nearest(name: str, known: Iterable[str], separator: str = "/") -> str | None:
-    """Return the known name that is most like a name, in whole or in the part after the last
-    separator; None if no known name is similar. A known name that begins with ``name`` is best."""
+    """Return the known name that is most similar to ``name``, or None if none is. Compare with each
+    whole name, and with the part after the last separator. Prefer names that begin with ``name``."""
     if len(name) > MAX_COMPARED_CHARS:
         return None
     spellings: dict[str, str] = {}
@@ -61,8 +61,8 @@ def _plain(name: str) -> str:
 
 
 def why_not(name: str, path: Path, aliases: Iterable[str], near: str | None) -> str:
-    """Explain to the user why ``name`` names no model. ``path`` is the name as a path. ``aliases``
-    are the short names that quire ships. ``near`` is the name of a model with a similar name."""
+    """Explain to the user why no model is found by ``name``. ``path`` is ``name`` as a path.
+    ``aliases`` are the short names that quire ships. ``near`` is a similar name of a model."""
     if path.suffix.lower() == ".gguf":
         return GGUF if path.is_file() else f"there is no such file; and {GGUF}"
     if path.is_file():

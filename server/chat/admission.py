@@ -22,7 +22,7 @@ PROBE_POLL_S = 0.1
 
 
 async def generates(client: ServingEngine, timeout_s: float) -> bool:
-    """Return True if the engine computes a token in time. The test request runs first."""
+    """Return True if the engine computes a token in time, for a request of highest priority."""
     pooling = client.limits.embedding_size is not None
     params = SamplingParams(max_tokens=0 if pooling else 1, temperature=0.0)
     computed = _computed_tokens(client)

@@ -57,7 +57,7 @@ class Drain:
         self._wake()
 
     def call_at_begin(self, wake: Callable[[], object]) -> None:
-        """Have ``begin`` call ``wake``, in whatever thread or signal handler it runs."""
+        """Have ``begin`` call ``wake``, possibly in another thread or in a signal handler."""
         self._wake = wake
 
     async def finish(self, requests: Requests, drain_s: float) -> None:
@@ -68,7 +68,7 @@ class Drain:
         self.has_cut = True
         requests.end_all(SHUTTING_DOWN)
         await self._answered()
-        # The remaining tasks do not read their events, or have submitted no request to the engine.
+        # Some tasks do not notice the end: they read no events, or have no request in the engine.
         for task in self._answering:
             task.cancel()
         await self._answered()

@@ -48,7 +48,7 @@ class Prompt:
     new_recorder: Callable[[], ReasoningRecorder] | None = None
     """Makes a recorder of each answer's reasoning. With None, no reasoning is recorded."""
     not_enforced: tuple[str, ...] = ()
-    """Keywords of the answer's schema that are left to the model, with their places."""
+    """Keywords of the answer's schema that are not enforced, with their places in the schema."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ class Generation:
         return delta
 
     def cut_off(self) -> Delta:
-        """End an answer whose time is over as if the maximum length had been reached. Return the
+        """End an answer whose time is over; treat it like an answer of maximum length. Return the
         last delta. Raises GenerationError if requested prompt log-probabilities are missing."""
         if self._scores_prompt and not self._begun:
             raise GenerationError("the time of the request was over before it was read")
@@ -284,8 +284,8 @@ class Choices:
 
     @property
     def _tokens_per_s(self) -> float | None:
-        """The speed of all answers together after their first tokens, by the engine's times; None
-        if one step made all tokens."""
+        """The speed of all answers together, by the engine's clock. Only tokens after the first of
+        an answer count. None if one step made all tokens."""
         took_s = max(each.stream.newest_s - each.stream.first_s for each in self._generations)
         later = sum(max(0, each.completion_tokens - 1) for each in self._generations)
         return later / took_s if took_s > 0 else None

@@ -41,8 +41,8 @@ async def compiled_constraint(
     ignores_eos: bool,
     turns_param: str,
 ) -> tuple[TokenConstraint | None, tuple[str, ...]]:
-    """Compile the constraint of an answer, None if any text is allowed. Return it with the keywords
-    of schemas that it leaves to the model. Raises ApiError."""
+    """Return two things: the compiled constraint of an answer, or None if any text is allowed; and
+    the keywords of schemas that the constraint does not enforce. Raises ApiError."""
     spec = constraint_spec_of(conversation, options)
     try:
         grammar = await grammars.grammar(spec)
@@ -194,8 +194,8 @@ class ChatPrompts:
                 raise _not_rendered(error, param) from error
 
     def _check(self, conversation: Conversation, param: str) -> tuple[Conversation, ToolFormat]:
-        """Return the conversation, with its reasoning effort as a template argument, and the format
-        of tool calls. Raises ApiError if the chat template does not support the conversation."""
+        """Return two things: the conversation, whose effort is now a template argument; and the
+        format of tool calls. Raises ApiError if the chat template does not support the chat."""
         template = self.tokenizer.template
         if not template.exists:
             raise invalid("This model has no chat template; use /v1/completions.", param)
@@ -215,7 +215,7 @@ class ChatPrompts:
         return template.with_effort(conversation), template.tool_format or ToolFormat.HERMES
 
     async def _recall(self, conversation: Conversation, salt: PrefixSalt) -> Recalled:
-        """Add reasoning that the client omits, and the model's own text of each call, if cached."""
+        """Add cached reasoning that the client omits, and each call's cached original text."""
 
         def both() -> Recalled:
             known = self.reasoning_cache.recall(conversation, salt)
@@ -224,7 +224,7 @@ class ChatPrompts:
         return await asyncio.to_thread(both)
 
     async def _encode_fitting(self, conversation: Conversation, param: str) -> EncodedChat:
-        """Encode the prompt. If it is too long, raise an ApiError with the length of the tools."""
+        """Encode the prompt. If it is too long, raise an ApiError that tells the tools' length."""
         try:
             encoded = await self._encode(conversation, param, self.rules.max_model_len)
             self.rules.check_prompt(encoded.ids, param)

@@ -50,7 +50,7 @@ class ResponseStore:
         self._responses: Newest[tuple[bytes, str], tuple[bytes, list[str]]] = Newest(max_bytes)
         """Maps a tenant and a response id to the response as JSON and the ids of its items."""
         self._items: dict[tuple[bytes, str], tuple[str, bytes]] = {}
-        """Maps tenant and item id to the id of the item's newest response, and the item as JSON."""
+        """Maps (tenant, item id) to (id of the newest response with this item, item as JSON)."""
 
     def keep(self, tenant: bytes, stored: StoredResponse) -> None:
         """Store a response, and drop the least recently used ones to stay within the limit."""

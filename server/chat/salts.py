@@ -10,13 +10,13 @@ OWS = " \t"
 
 
 class Salts:
-    """Computes salts with a secret, without which nobody can forge a salt or find its API key."""
+    """Computes salts with a secret. Without it nobody can forge a salt, or find an API key by one."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def salt(self, key: str, cache_salt: str | None) -> PrefixSalt:
-        """Return a prompt's salt. All requests without an API key (``key``) are one tenant."""
+        """Return a prompt's salt. ``key`` is the API key; requests without one share a tenant."""
         client = b"" if cache_salt is None else self._hashed(cache_salt)
         return PrefixSalt(self._hashed(key), client)
 

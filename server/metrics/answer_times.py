@@ -66,7 +66,7 @@ class RequestTimes:
         """Identifies the owner of the API key, like ``tenant`` in PrefixSalt (engine/types.py)."""
 
     def answers_to(self, prompt_tokens: int, count: int, tenant: bytes) -> "list[AnswerTimes]":
-        """Start to measure ``count`` answers to a prompt. Only the first counts cached tokens."""
+        """Start to measure ``count`` answers to a prompt, whose cached tokens count once."""
         new = [AnswerTimes(self, prompt_tokens, first=number == 0) for number in range(count)]
         self.answers += new
         self.prompt_tokens += prompt_tokens
@@ -168,13 +168,13 @@ class RecentRequests:
     """The times and token counts of a server's last KEPT_REQUESTS requests, but no contents."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        """``clock`` must be the clock of the RequestTimes to add."""
+        """``clock`` must be the same clock as in each RequestTimes that ``add`` gets."""
         self.clock = clock
         self._numbers = itertools.count(1)
         self._ended: deque[tuple[bytes, float, dict[str, Any]]] = deque(maxlen=KEPT_REQUESTS)
 
     def add(self, times: RequestTimes) -> None:
-        """Store the figures of an ended request if it reached the engine. Drop the oldest."""
+        """Store an ended request's figures if it reached the engine. Drop the oldest request."""
         if not times.answers:
             return
         now = self.clock()

@@ -119,7 +119,7 @@ def _each(
     figures: object,
     suffix: str = "",
 ) -> Iterator[Metric]:
-    """Yield a metric for each name in ``texts``. Its value is that attribute of ``figures``."""
+    """Yield a metric for each name in ``texts``: the attribute of ``figures`` with this name."""
     for name, text in texts.items():
         yield make(f"quire_{prefix}{name}{suffix}", text, getattr(figures, f"{name}{suffix}"))
 

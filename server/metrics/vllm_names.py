@@ -1,5 +1,5 @@
-"""Repeats some metrics under vLLM's names, for dashboards made for vLLM. Only a setting adds them,
-as promtool refuses names with a colon. https://docs.vllm.ai/en/stable/usage/metrics.html"""
+"""Repeats some metrics under vLLM's names, for dashboards made for vLLM. They are off by default,
+because promtool refuses names with a colon. https://docs.vllm.ai/en/stable/usage/metrics.html"""
 
 from collections.abc import Iterator
 
