@@ -8,7 +8,7 @@ from server.interrupts import end_at_interrupt
 
 
 def main() -> None:
-    """Run a command. Importing the commands takes time, in which Ctrl-C may come."""
+    """Run a command. Handle Ctrl-C first, because importing the commands takes time."""
     end_at_interrupt()
     with without_collection():
         from server.cli.commands import main as run_command

@@ -24,10 +24,10 @@ from server.cli.settings import read_settings
 # How long answers are measured for each number of streams.
 MEASURE_S = 8.0
 STREAMS = (1, 4, 8)
-# Tokens of the prompts. The next longer one is measured only if the last one took less than this.
+# Prompts' lengths in tokens. After a prompt that took over SHORT_PROMPT_S, no longer one follows.
 PROMPTS = (32, 128, 512, 2048)
 SHORT_PROMPT_S = 2.0
-# Tokens of the prompts of answers.
+# Prompt tokens before each measured answer.
 BEFORE_ANSWERS = 16
 EVENT_TIMEOUT_S = 120.0
 LINE = (
@@ -71,7 +71,7 @@ def bench_model(name: str, file: Path | None, *, as_json: bool) -> str:
 
 
 async def _measure(client: EngineClient) -> dict[str, Any]:
-    """Return tokens a second, of all streams together. Raises EngineError if a request fails."""
+    """Return the speeds of a prompt and of parallel answers. Raises EngineError on a failure."""
     client.attach()
     limits, random = client.limits, Random(0)  # noqa: S311 - tokens of prompts are no secrets
     figures: dict[str, Any] = {"decode_tokens_per_s": {}}
@@ -105,8 +105,8 @@ async def _wait_for_first_tokens(streams: Sequence[TokenStream]) -> None:
 
 
 async def _tokens_per_s(streams: Sequence[TokenStream]) -> float:
-    """Count the tokens of MEASURE_S, or until a stream has reached the context's end; then end
-    the streams."""
+    """Return the speed of all streams together. Measure for MEASURE_S, or until a stream has
+    reached the context's end; then end the streams."""
     tokens, took_s, ended = 0, 0.0, False
     began = time.perf_counter()
     while took_s < MEASURE_S and not ended:
@@ -129,6 +129,6 @@ async def _counts(streams: Sequence[TokenStream]) -> tuple[list[int], bool]:
 
 
 def _peak_bytes() -> int:
-    """Return the most memory that this process had, without what a GPU alone uses."""
+    """Return the peak of this process's resident memory, without memory that only a GPU uses."""
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if sys.platform == "darwin" else size * 1024

@@ -21,7 +21,7 @@ from server.cli.service import service_commands
 from server.cli.settings import default_of, flags_of, own_settings_file, read_settings, with_further
 from server.shipped import SETTINGS_FILE, shipped
 
-# Section of the settings -> heading, in the help, above the flags of this section.
+# Section of the settings -> heading in the help, under which the section's flags are listed.
 PANELS = {
     "server": "Network",
     "access": "Network",
@@ -84,8 +84,8 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open closed standard streams on /dev/null. Otherwise a socket or a heap would get descriptor
-    0, 1 or 2, and libraries would write their output into the socket or heap."""
+    """Open closed standard streams on /dev/null. Otherwise a socket, or a memory file of K and V,
+    would get descriptor 0, 1 or 2, and libraries would write their output into it."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # os.open returns the lowest free descriptor: that of the closed stream.
@@ -192,7 +192,7 @@ def serve(
     with one_sentence():
         tables = with_further(flags_of(flags), further or ())
         if read_settings(config, tables).log.format == "text":
-            # A log that cannot be written ends nothing.
+            # Serve even if this line cannot be written.
             with suppress(OSError):
                 say(f"loading {', '.join(models or ())}".rstrip())
         # Imported here: these modules import MLX, but doctor must start even if MLX is broken,
@@ -228,7 +228,7 @@ def run(
 ) -> None:
     """Chat with a model in the terminal.
 
-    A running quire that serves the model answers; else the model is loaded for this chat alone.
+    If a running quire serves the model, it answers; else the model is loaded only for this chat.
     """
     with one_sentence():
         if model is None:
@@ -338,8 +338,8 @@ def doctor(
 ) -> None:
     """Try everything that serving needs on this machine, and say what works and what would serve.
 
-    Ends with 0 if something can serve. Loads no model. Forgets the faults of backends that work
-    now; writes nothing but what fails, and that the release test has passed.
+    Ends with 0 if something can serve. Loads no model. Records which backends fail, and whether the
+    release test has passed; forgets the faults of backends that work now.
     """
     from server.cli.doctor import run_doctor
 
@@ -372,9 +372,9 @@ def pull(
         typer.Option("--force", help="Fetch it though this machine has not the memory for it."),
     ] = False,
 ) -> None:
-    """Fetch a model from the Hugging Face hub, once it is sure that it can be served here.
+    """Fetch a model from the Hugging Face hub, after a check that this machine can serve the model.
 
-    Goes on where an earlier download has ended.
+    Continues an earlier download that was not finished.
     """
     with one_sentence():
         if model is None:
@@ -428,7 +428,7 @@ def rm(
 
 
 def _parameters_of(arguments: Sequence[str], *names: str) -> dict[str, Any]:
-    """Parse arguments as the quire command ``names`` does, with the same errors."""
+    """Parse arguments like the quire command with the given names, with the same errors."""
     command: Any = typer.main.get_command(app)
     for name in names:
         command = command.commands[name]

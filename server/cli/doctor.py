@@ -20,7 +20,7 @@ def run_doctor(
     as_json: bool = False,
     **tests: bool,
 ) -> tuple[str, bool]:
-    """Return the report, and whether some memory for K and V works with these settings. progress:
+    """Return the report, and True if a kind of memory for K and V works with the settings. progress:
     called with each test's name. tests: fields of SelfTestOptions. Raises SettingError."""
     config = engine_config(read_settings(file, flags))
     report = check_machine(SelfTestOptions(config, **tests), progress)

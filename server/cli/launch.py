@@ -60,7 +60,7 @@ class RunningServer:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a tool. environment: None removes a variable. secrets: not to be printed."""
+    """How to start a tool. environment: None removes a variable. secrets: variables to hide."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str | None]
@@ -91,7 +91,7 @@ def launch_command(app: typer.Typer) -> None:
         """Start a coding tool with a running server: quire launch claude -- ARGUMENTS of its own.
 
         The tool gets address, model and context window. claude, codex and opencode are started, and
-        their files stay as they are; zed's settings are changed, or what to add to them is printed.
+        their files stay as they are. Zed's settings are changed, or the needed change is printed.
         """
         with one_sentence():
             if tool not in (*TOOLS, ZED):
@@ -172,7 +172,7 @@ def models_of(url: str, key: str) -> list[dict[str, Any]]:
     import httpx2
 
     try:
-        # No proxy, as the server is mostly on this machine. The system's certificates are used.
+        # No proxy: the server is mostly on this machine. The system's certificates are used.
         with httpx2.Client(
             timeout=ASK_TIMEOUT_S, trust_env=False, verify=ssl.create_default_context()
         ) as client:
@@ -201,8 +201,8 @@ def zed_settings_file() -> Path:
 
 
 def configure_zed(server: RunningServer, *, only_print: bool) -> str:
-    """Add the server to Zed's settings file, after a backup. Change no file with comments, as json
-    would drop the comments. Return a text for the user. Raises LaunchError."""
+    """Add the server to Zed's settings file, after a backup. Do not change a file with comments:
+    json would drop the comments. Return a text for the user. Raises LaunchError."""
     model = {
         "name": server.model,
         "max_tokens": server.context,
@@ -222,7 +222,7 @@ def configure_zed(server: RunningServer, *, only_print: bool) -> str:
                 f"{file} has comments, or is no JSON, and was not changed; add this to it:\n"
                 f"{_as_json(ours | default)}\n{ZED_KEY}"
             )
-        # A default model that the user has set stays.
+        # Keep the user's own default model, if there is one.
         new = merged(old | merged(default, old), ours)
         if only_print:
             return f"{file} would be:\n{_as_json(new)}"
@@ -257,7 +257,7 @@ def claude(server: RunningServer, _: Mapping[str, str]) -> Launch:
         # Claude Code assumes 200000 tokens for a model name that it does not know.
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.answer_tokens),
-        # 0 drops a line before the system prompt that changes, so that no prefix is cached.
+        # 0 drops a changing line before the system prompt, with which no cached prefix would match.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "API_TIMEOUT_MS": str(1000 * ANSWER_LIMIT_S),
         **dict.fromkeys(elsewhere),

@@ -15,9 +15,9 @@ from server.catalogue.names import printable
 from server.config import LogSection, SettingError
 
 FIRST, LAST = ("timestamp", "level", "logger", "event"), ("request_id",)
-# Fields of a log entry that may have several lines.
+# In a log entry, the values of these fields may have several lines.
 PAGES = ("banner", "exception", "stack")
-# Fields of the entry of an HTTP request that become one sentence on a terminal.
+# A terminal shows these fields of an HTTP request's log entry as one sentence.
 SENTENCE = ("method", "endpoint", "status", "duration_s")
 
 
@@ -57,7 +57,7 @@ def configure_log(section: LogSection) -> None:
 
 
 def _handlers(section: LogSection) -> list[tuple[logging.Handler, bool]]:
-    """Return (handler, whether the handler writes to a terminal) for file and standard error."""
+    """Return the log's handlers, each paired with True if the handler writes to a terminal."""
     terminal = sys.stderr.isatty()
     stderr: tuple[logging.Handler, bool] = (logging.StreamHandler(sys.stderr), terminal)
     if section.file is None:
@@ -67,7 +67,7 @@ def _handlers(section: LogSection) -> list[tuple[logging.Handler, bool]]:
 
 
 class LogFile(RotatingFileHandler):
-    """A log file that logs on after a write failed, such as on a full disk."""
+    """A log file that stays in use after a write has failed, such as on a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """Report a lost entry on one line; without this method logging prints a traceback."""

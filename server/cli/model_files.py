@@ -43,7 +43,7 @@ def model_facts(
     checkpoint: Checkpoint, *, weights_bytes: int = 0, fixed_bytes: int = 0, on_gpu: bool = False
 ) -> ModelFacts:
     """Read a model's facts. weights_bytes: size of loaded weights. fixed_bytes: planned memory of
-    all but K and V. on_gpu: whether on the GPU."""
+    all but K and V. on_gpu: whether the GPU runs the model."""
     config = ModelConfig(checkpoint.path)
     packing = config.quantization("")
     if packing is None:
@@ -135,8 +135,8 @@ def read_model(
     name: str, settings: Config, reading: LimitedProcess | None = None, *, any_name: bool = False
 ) -> ModelFiles:
     """Read and check a model's files; then fetch missing weights from the hub. reading: a started
-    process that reads the files first, as malformed ones may crash a process. any_name: whether
-    the server accepts any model name in requests. Raises StartError."""
+    process that reads the files first, because malformed files may crash a process. any_name:
+    whether the server accepts any model name in requests. Raises StartError."""
     reading = reading or reading_process()
     with model_errors():
         with reading:
@@ -182,8 +182,8 @@ def checkpoint_of(model: FoundModel, settings: Config) -> Checkpoint:
 def check_found(
     reader: FolderReader, model: FoundModel, settings: Config, *, tokenizer: bool = True
 ) -> None:
-    """Read a model's files in the reader's process, which a malformed file may crash.
-    tokenizer: whether the tokenizer's files are there to be read. Raises CheckpointError."""
+    """Check a model's files in the reader's process, because a malformed file may crash a process.
+    tokenizer: whether to check the tokenizer's files, too. Raises CheckpointError."""
     how = EMBEDS[settings.engine.task], _promised_bytes(model), tokenizer
     if problem := reader.read(folder_problem, model.folder, *how):
         raise CheckpointError(problem)

@@ -1,6 +1,6 @@
 """The program of a process that serves one model for the supervisor (server/supervisor). Arguments
-are the descriptors of two inherited sockets: a listening one, and a connection to the supervisor,
-with whose end the process ends. server/supervisor/process.py describes the messages."""
+are the descriptors of two inherited sockets: a listening one, and a connection to the supervisor.
+The process ends when the connection ends. server/supervisor/process.py describes the messages."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from server.supervisor.process import MAX_REASON_CHARS
 from server.text.limited_process import LimitedProcess
 
 AT_THE_START = -1
-"""Number in a message to the supervisor that answers no message of the supervisor."""
+"""The number in a report for which the supervisor has not asked."""
 
 
 class Control:
@@ -82,7 +82,7 @@ class Control:
         drain.begin()
 
     def _limit(self, client: EngineClient, limit_bytes: int, number: int) -> None:
-        """Limit the memory of K and V; report the limit in force. number: of the asking message."""
+        """Limit the memory of K and V. Answer message ``number`` with the limit in force."""
         client.set_kv_limit(limit_bytes, lambda allowed: self.tell(kv_limit=allowed, number=number))
 
 

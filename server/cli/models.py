@@ -58,7 +58,7 @@ class Machine:
         """budget_bytes: memory for one model; None means the machine's free memory."""
         self.settings = settings
         self.budget_bytes = budget_bytes
-        # The kind of memory for K and V. The first plan chooses it, as testing a GPU is slow.
+        # The kind of memory for K and V. Only the first plan chooses it: testing a GPU is slow.
         self._choice: KVBackendChoice | None = None
 
     def plan(self, checkpoint: Checkpoint) -> EnginePlan:
@@ -96,7 +96,7 @@ def list_models(
     machine = Machine(settings)
     with FolderReader(EMBEDS[settings.engine.task]) as reader:
         models = local_models(settings.models.folders, reader=reader)
-    # An unreadable repository has no revision: its size is unknown.
+    # Also list unreadable repositories: they have no revision, and their size is unknown.
     listed = [m for m in models if show_all or m.size_bytes or not m.revision]
     fits = [(model, machine.fit(model)) for model in listed]
     studios = lm_studio_folders()
@@ -258,7 +258,7 @@ def _describe(
 def _check_memory(
     settings: Config, checkpoint: Checkpoint, echo: Callable[[str], None], *, force: bool
 ) -> None:
-    """Print whether a model fits into memory. Raises SettingError if not, except with force."""
+    """Print whether a model fits into memory. If not, raise SettingError unless force is set."""
     try:
         memory = make_plan(settings, checkpoint).memory
     except SettingError as error:

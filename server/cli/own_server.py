@@ -1,5 +1,5 @@
-"""A server of one command: a process that serves one model on a free port of this machine, for as
-long as the command runs. server/supervisor/process.py describes the messages to the process."""
+"""Starts a server for one command: a process that serves one model on a free port of this machine
+until the command ends. server/supervisor/process.py describes the messages to the process."""
 
 import json
 import socket
@@ -17,12 +17,12 @@ from server.http.listener import reserve
 from server.http.server import url_of
 
 HOST = "127.0.0.1"
-# More than any machine has: the process lowers the limit of K and V to what its plan allows.
+# A limit of K and V beyond any machine's memory. The process lowers it to what fits.
 NO_LIMIT_BYTES = 2**62
 
 
 class OwnServerError(StartError):
-    """Raised if the process does not serve. ``exit_code`` is the process's."""
+    """Raised if the process does not serve. ``exit_code`` is that of the process, but never 0."""
 
     def __init__(self, reason: str, code: int) -> None:
         super().__init__(reason)
@@ -36,7 +36,7 @@ def own_server(settings: Config, folder: Path, name: str) -> Iterator[str]:
     ours, theirs = socket.socketpair()
     with ours, theirs, reserve(HOST, 0) as listener:
         numbers = (listener.fileno(), theirs.fileno())
-        # A session of its own: a terminal's Ctrl-C must reach the command alone.
+        # The process gets its own session, because a terminal's Ctrl-C must only reach the command.
         process = subprocess.Popen(
             [*COMMAND, *map(str, numbers)],
             pass_fds=numbers,
@@ -62,7 +62,7 @@ def own_server(settings: Config, folder: Path, name: str) -> Iterator[str]:
 
 
 def _settings(settings: Config, name: str) -> dict[str, Any]:
-    """Return the settings of the process, as values for JSON."""
+    """Return the settings for the process that serves, as values for JSON."""
     tables = plain_settings(settings)
     tables["server"] |= {"host": HOST, "ollama_port": None, "served_model_name": name}
     tables["log"] |= {"level": "warning", "file": None}
