@@ -42,7 +42,7 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 def nearest(name: str, known: Iterable[str], separator: str = "/") -> str | None:
     """Return the known name that is most similar to ``name``, or None if none is. Compare with each
-    whole name, and with the part after the last separator. Prefer names that begin with ``name``."""
+    whole name and with the part after the last separator. Prefer names that begin with ``name``."""
     if len(name) > MAX_COMPARED_CHARS:
         return None
     spellings: dict[str, str] = {}

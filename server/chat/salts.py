@@ -10,7 +10,7 @@ OWS = " \t"
 
 
 class Salts:
-    """Computes salts with a secret. Without it nobody can forge a salt, or find an API key by one."""
+    """Computes salts with a secret. Without it nobody can forge a salt or find a salt's API key."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
