@@ -41,9 +41,9 @@ KIB = 1024
 INDENT = "  "
 DEFAULT_CONTEXT = 32 * 1024
 MIN_CONTEXT = 2
-# What the speeds of one chat are given for, in tokens.
+# Numbers of tokens for which the plan tells the speed of one chat.
 SHORT_CONTEXT, LONG_CONTEXT, LONG_PROMPT = 1024, 32 * 1024, 4 * 1024
-# Chats that share a prompt of LONG_PROMPT tokens, in the sentence on what pages save.
+# The plan tells how much memory this many chats save by sharing their first LONG_PROMPT tokens.
 SHARING_CHATS = 8
 NO_MATPLOTLIB = "--out draws with matplotlib, which is not installed: pip install 'quire[plan]'"
 
@@ -55,9 +55,9 @@ class Target:
     device: Device
     memory_bytes: int
     working_set_bytes: int | None
-    """The memory that the GPU may use, where it has been asked."""
+    """The memory that this machine's GPU reports as usable; None in all other cases."""
     here: bool
-    """Whether it is this machine as it is now."""
+    """True for the machine that runs quire, with all of the memory that it has."""
 
     @classmethod
     def of(cls, name: str | None, memory: str | None) -> "Target":
@@ -92,9 +92,9 @@ def plan_model(
     device: str | None = None,
     out: Path | None = None,
 ) -> str:
-    """Return a model's plan as text; fetch no weights. context: in tokens; None means what fits,
-    and for the tables 32768 at most. memory: such as 24GiB; None means all of the device's. device:
-    a name; None means this machine. out: a folder for pictures. Raises StartError."""
+    """Return a model's plan as text; fetch no weights. context: in tokens; None means the longest
+    that fits, but at most 32768 in the tables. memory: such as 24GiB; None means all that the
+    device has. device: a name; None means this machine. out: for pictures. Raises StartError."""
     if context is not None and context < MIN_CONTEXT:
         raise SettingError(f"--context is {context} tokens; it must be {MIN_CONTEXT} at least")
     settings = read_settings(file, {"engine": {"max_model_len": context}})
@@ -154,8 +154,8 @@ def _estimate(
 def _estimate_or_four_bits(
     machine: Machine, target: Target, shape: ModelShape, checkpoint: Checkpoint
 ) -> tuple[Estimate | None, str]:
-    """Return an estimate, and the reason why the model does not fit as it is stored, or "": then
-    the estimate is that of the model in MLX's 4 bits, or None."""
+    """Return an estimate and an empty text. If the model does not fit as it is stored, return an
+    estimate for MLX's 4 bits, or None if that is impossible, and the reason for the misfit."""
     try:
         return _estimate(machine, target, shape, checkpoint), ""
     except SettingError as error:
@@ -205,7 +205,7 @@ def rate(per_s: float) -> str:
 
 
 def _notes(model: FoundModel) -> list[str]:
-    """Return notes for the user on a model that is not, or not wholly, on this disk."""
+    """Return notes for the user: why the cache was used, and how much is not on this disk yet."""
     notes = [model.notice] if model.notice else []
     if model.missing:
         to_fetch = f"{gib(model.missing_bytes)} of {gib(model.weights_bytes)} of weights"
@@ -233,8 +233,7 @@ def gibs(amount: float) -> str:
 
 
 def note(text: str) -> Iterator[str]:
-    """Yield the lines of an indented text, which stands below a table's heading. They are wrapped
-    to COLUMNS characters."""
+    """Yield the lines of a text, indented and wrapped to COLUMNS characters."""
     yield from textwrap.wrap(
         text, COLUMNS, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
     )

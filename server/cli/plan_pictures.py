@@ -68,7 +68,8 @@ def weights_and_kv(report: CapacityReport) -> Figure:
 
 
 def fit(report: CapacityReport) -> Figure:
-    """Draw how many sequences of a fifth of the context fit, by weights and by allocation."""
+    """Draw how many sequences fit, for each format of weights and each kind of allocation. Every
+    sequence is a fifth of the context long."""
     title = f"Sequences of {report.fifth_tokens} tokens that fit, context {report.context}"
     figure, axes = _figure(title, report)
     width = 0.8 / len(report.allocations)

@@ -29,8 +29,8 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def run_model(name: str, question: str | None, file: Path | None) -> None:
-    """Answer a question and end, or chat until Ctrl-D. Text from a pipe is a question, or the rest
-    of it. Raises StartError."""
+    """Answer a question and end, or chat until Ctrl-D. Text from a pipe is the question, or is
+    added to ``question``. Raises StartError."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     interactive = sys.stdin.isatty()
     given = [question, None if interactive else sys.stdin.read()]
@@ -80,8 +80,8 @@ class Chat:
                 say(str(error))
 
     def ask(self, question: str) -> None:
-        """Print the answer as it comes. Ctrl-C ends it, and keeps what there is. Raises
-        NotRunningError."""
+        """Print the answer as it comes. Ctrl-C ends the answer; the chat keeps its first part.
+        Raises NotRunningError."""
         turn = {"role": "user", "content": question}
         answer = ""
         try:
@@ -94,7 +94,7 @@ class Chat:
         self._turns += [turn, {"role": "assistant", "content": answer}]
 
     def _print_answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        """Yield the pieces of the answer; print them, and at a terminal also thoughts, dimmed."""
+        """Print and yield the pieces of the answer. On a terminal, also print thoughts, dimmed."""
         terminal, thinking = sys.stdout.isatty(), False
         for delta in self._deltas(messages):
             thought, text = delta.get("reasoning_content"), delta.get("content")
@@ -141,8 +141,8 @@ def _without_controls(text: str) -> str:
 
 @contextmanager
 def _server(name: str, settings: Config, file: Path | None) -> Iterator[tuple[str, str]]:
-    """Yield the address of a server and the model's name there: those of a running quire that
-    serves the model, or else of a process that ends with the block. Raises StartError."""
+    """Yield a server's address and the model's name there. The server is a running quire that
+    serves the model, or else a new process that ends with the block. Raises StartError."""
     url, wanted = server_address(settings), aliases().get(name, DEMO_ID if name == DEMO else name)
     keys = settings.access.api_keys
     try:

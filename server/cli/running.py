@@ -13,7 +13,7 @@ from server.cli.sentences import table
 from server.config import WILDCARDS, Config, StartError
 
 ASK_TIMEOUT_S = 5.0
-# Long, as a model may finish running answers before it is unloaded.
+# Long, because a model may finish running answers before it is unloaded.
 STOP_TIMEOUT_S = 60.0
 HEAD = ("MODEL", "MEMORY", "AT MOST", "CONTEXT", "STAYS")
 UNKNOWN = "-"
@@ -33,7 +33,7 @@ def loaded_models(settings: Config) -> str:
         (
             one["name"],
             gib(one["size"]),
-            # Ollama, which this may be, gives no limit.
+            # The server may be Ollama, which gives no limit.
             gib(one["size_max"]) if "size_max" in one else UNKNOWN,
             str(one["context_length"]),
             _stays(one["expires_at"]),
@@ -64,11 +64,11 @@ def server_address(settings: Config) -> str:
 
 
 def client_of(settings: Config, url: str) -> httpx2.Client:
-    """Return an HTTP client of a server with these settings."""
+    """Return an HTTP client for a server that has these settings."""
     keys = settings.access.api_keys
     headers = {"Authorization": f"Bearer {keys[0].get_secret_value()}"} if keys else {}
     timeout = httpx2.Timeout(STOP_TIMEOUT_S, connect=ASK_TIMEOUT_S)
-    # No proxy: the proxies that environment variables name are for other machines.
+    # No proxy: the environment's proxies are meant for other machines.
     return httpx2.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
 
 

@@ -22,7 +22,7 @@ log = structlog.get_logger("quire")
 def salt_secret(setting: Path | None) -> bytes:
     """Read the secret, or create it. setting: the secret's file; None means a file in the user's
     state folder, or no file if that folder cannot be used. Raises SettingError if other users may
-    read the file, if it holds something else, or if ``setting`` cannot be used."""
+    read the file, if the file does not hold a secret, or if ``setting`` cannot be used."""
     try:
         return _kept_secret((setting or state_folder() / "salt-secret").expanduser())
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder

@@ -12,12 +12,12 @@ HEAD_OF_LINE = "quire"
 # Limit of an error's text, which may quote a file of any length.
 MAX_SENTENCE_CHARS = 4000
 NOTHING_CAN_SERVE = 1
-# This module's ImportError says, in one sentence for users, that the module does not match MLX.
+# If this module does not match MLX, its ImportError tells users so in one sentence.
 EXTENSION = "metal_ext"
 
 
 def say(sentence: str) -> None:
-    """Print a sentence on standard error, as standard output is for a command's result."""
+    """Print a sentence on standard error: standard output is only for a command's result."""
     typer.echo(f"{HEAD_OF_LINE}: {printable(sentence, MAX_SENTENCE_CHARS)}", err=True)
 
 

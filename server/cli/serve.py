@@ -89,8 +89,8 @@ def checked_settings(file: Path | None, flags: Tables) -> Config:
 
 
 def neighbours() -> str | None:
-    """Return a warning if other projects have installed packages of quire's names, or None. RECORD
-    files are searched as text: parsing all of them would take most of the start's time."""
+    """Return a warning if other projects have installed packages whose names quire also uses, else
+    None. RECORD files are searched as text: parsing them would take most of the start's time."""
     owners: dict[str, list[str]] = {}
     for distribution in distributions():
         files = "\n" + (distribution.read_text("RECORD") or "")

@@ -40,7 +40,7 @@ from server.text.limited_process import LimitedProcess
 PROCESS_BYTES = 160 * 1024**2
 # -P: modules of the folder in which quire was started are not imported.
 COMMAND = (sys.executable, "-P", "-c", "from server.cli.model_process import main; main()")
-# Names of the folder with the models' sockets, and of its file that a running server locks.
+# Prefix of the folder with the models' sockets; name of the file there that a server locks.
 FOLDER_PREFIX, LOCK_FILE = "quire-front-", "lock"
 # How long K and V of a prefix are cached: until the model's process ends or memory is short.
 FOR_EVER_S = 1e9
@@ -53,8 +53,8 @@ log = structlog.get_logger("quire")
 def serve_models(
     names: Sequence[str], file: Path | None, flags: Tables, reading: LimitedProcess | None = None
 ) -> None:
-    """Serve models until a signal arrives. names: the models' names; none means all models on this
-    disk. reading: as for ``FolderReader``. Raises StartError."""
+    """Serve models until a signal arrives. names: the models' names; if empty, all models on this
+    disk are served. reading: the process in which a FolderReader reads. Raises StartError."""
     settings = checked_settings(file, flags)
     with (
         reserve(settings.server.host, settings.server.port) as listener,
@@ -143,7 +143,7 @@ class Disk:
         return self._served(self._all())
 
     def checked(self) -> list[LocalModel]:
-        """Return ``models()``. Raises ModelError for an unknown name, or for no usable model."""
+        """Return ``models()``. Raises ModelError if a named model cannot be served, or if none can."""
         models = self._all()
         for name, place in self._named.items():
             meant = [model for model in models if _is_at(place, model)]
@@ -234,7 +234,7 @@ class ModelOnDisk:
         return facts_of(self.local)
 
     def abilities(self) -> Abilities:
-        """Read from the chat template if the model calls tools or thinks. Raises LoadError."""
+        """Tell from the chat template whether the model calls tools or thinks. Raises LoadError."""
         try:
             with self.templates as reader:
                 problem, calls, thinks, text = reader.read(template_facts, self.local.folder)
@@ -246,7 +246,7 @@ class ModelOnDisk:
         return Abilities(names, text)
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
-        """Start the model's process. kv_bytes: memory limit of K and V at first. Raises OSError."""
+        """Start the model's process. kv_bytes: initial memory limit of K and V. Raises OSError."""
         message = {
             "model": str(self.local.folder),
             "settings": settings_of(self.machine.settings, self.name, needs),
@@ -264,7 +264,7 @@ def settings_of(settings: Config, name: str, needs: MemoryNeeds) -> dict[str, An
     kv_budget = needs.most_kv_bytes + needs.state_bytes
     tables["cache"] |= {"kv_budget": kv_budget, "prefix_keep_s": FOR_EVER_S}
     if file := settings.log.file:
-        # Each process has a log file of its own, as two processes cannot rotate one file.
+        # Each process has a log file of its own: two processes cannot rotate one file.
         own = f"{file.stem}.{name.replace('/', '--')}{file.suffix}"
         tables["log"]["file"] = str(file.with_name(own))
     tables["limits"] |= {"keep_alive_s": int(10 * IDLE_CONNECTION_S)}

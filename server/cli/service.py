@@ -24,11 +24,11 @@ from server.config import SettingError
 # Seconds from the end of server.drain_s until launchd or systemd kills quire: quire needs them to
 # write the end of its log and to free the GPU.
 STOP_GRACE_S = 40
-# STOP_GRACE_S of a cluster's service. It is longer, as Ray tries twice to end its processes.
+# STOP_GRACE_S of a cluster's service: longer, because Ray tries twice to end its processes.
 CLUSTER_STOP_GRACE_S = 100
 # Seconds from a failure of quire until launchd or systemd starts quire again.
 RESTART_S = 10
-# Variables that are copied into the service, which no shell starts. Keys are left out: secrets.
+# Variables that the service takes over from the installing shell. Keys and tokens are left out.
 KEPT_VARIABLES = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "LMSTUDIO_HOME"),
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"),
@@ -36,9 +36,9 @@ KEPT_VARIABLES = (
 # Name of the file for a service's output under launchd; systemd writes to its journal.
 OUTPUT_FILE = "service.err"
 LABEL = "org.quire.serve"
-# Seconds between two checks of launchd that wait until an ending agent's name is free.
+# Seconds between two checks whether launchd has forgotten an agent that is ending.
 FREE_POLL_S = 0.5
-# launchctl's exit codes while an agent still ends: EIO of bootstrap, EINPROGRESS of bootout.
+# launchctl's exit codes if an agent has not ended yet: EIO, EINPROGRESS and EALREADY.
 STILL_ENDING = (5, 36, 37)
 STATE = re.compile(r"^\tstate = (.+)$", re.MULTILINE)
 LAST_EXIT = re.compile(r"^\tlast exit code = (.+)$", re.MULTILINE)
@@ -70,7 +70,7 @@ class ServiceError(SettingError):
 
 @dataclass(frozen=True, slots=True)
 class ServiceDefinition:
-    """A service. command: its first item is an absolute path. folder: the folder for logs."""
+    """A service. ``command`` begins with the program's absolute path. ``folder`` is for logs."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -79,7 +79,7 @@ class ServiceDefinition:
 
 
 def service_commands(parameters_of: Callable[..., Mapping[str, Any]]) -> typer.Typer:
-    """Return the commands. parameters_of: parses arguments as a given quire command does."""
+    """Return the commands. parameters_of: parses the arguments of another quire command."""
     service = typer.Typer(no_args_is_help=True, help="Have quire start by itself.")
     kept: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -262,11 +262,11 @@ def plist(definition: ServiceDefinition) -> bytes:
             # No restart after exit code 0: the user ended quire, or the session has ended.
             "KeepAlive": {"SuccessfulExit": False},
             "RunAtLoad": True,
-            # Full priority for processor and disk, as clients wait for answers.
+            # Full priority for processor and disk, because clients wait for answers.
             "ProcessType": "Interactive",
             "ThrottleInterval": RESTART_S,
             "ExitTimeOut": definition.stop_timeout_s,
-            # quire writes its own log. This file gets output from before the log, and of crashes.
+            # quire writes its own log. Output before the log is open, or of a crash, goes here.
             "StandardOutPath": output,
             "StandardErrorPath": output,
         },
@@ -318,7 +318,7 @@ def unit(definition: ServiceDefinition) -> str:
     variables = (quoted(f"{name}={value}") for name, value in definition.environment.items())
     return UNIT_TEXT.format(
         command=" ".join(map(quoted, definition.command)),
-        # systemd expands variables in ExecStart=, but not in Environment=: no doubled dollars.
+        # Undo the doubled dollars: systemd expands variables in ExecStart=, not in Environment=.
         environment="".join(f"Environment={word.replace('$$', '$')}\n" for word in variables),
         restart_s=RESTART_S,
         stop_timeout_s=definition.stop_timeout_s,
@@ -343,7 +343,7 @@ def _write(file: Path, text: bytes) -> None:
 
 
 def _try(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run launchctl or systemctl, which may fail. Raises ServiceError if it is not installed."""
+    """Run launchctl or systemctl, which may fail. Raises ServiceError if the program is missing."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

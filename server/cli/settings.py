@@ -21,14 +21,14 @@ OTHER_FLAGS = {
     "kv_dtype": ("cache", "dtype"),
     "log_level": ("log", "level"),
 }
-# By pydantic's types of problems: the rule that a value breaks, with names of pydantic's context.
+# Type of pydantic's error -> the rule that a value breaks. The error's ``ctx`` fills the braces.
 RULES = {
     "greater_than": "more than {gt:.12g}",
     "greater_than_equal": "at least {ge:.12g}",
     "less_than_equal": "at most {le:.12g}",
     "literal_error": "one of {expected}",
 }
-# By the first word of such a type: the kind of value that is expected.
+# First word of an error's type -> the kind of value that is expected.
 KINDS = {
     "bool": "true or false",
     "int": "a whole number",
@@ -137,8 +137,8 @@ def unknown_setting(name: str) -> str:
 
 
 def unknown_variable() -> str | None:
-    """Return an error text if an environment variable with quire's prefix is no setting, or None.
-    The text leaves out the variable's value, which may be a secret."""
+    """Return an error text if an environment variable has quire's prefix but is no setting, else
+    None. The text leaves out the variable's value, which may be a secret."""
     variables = {_variable(name): name for name in _dotted()}
     known = {*variables, *(_variable(section) for section in FIELDS)}
     for written in sorted(os.environ):

@@ -17,7 +17,7 @@ from server.cli.settings import read_settings
 from server.config import Config, SettingError
 from server.shipped import ALIASES_FILE, shipped
 
-# The fields of config.json in a row of [suggested].
+# The fields of config.json whose values a row of [suggested] in configs/aliases.toml lists.
 FIELDS = (
     "model_type",
     "max_position_embeddings",
@@ -29,7 +29,7 @@ FIELDS = (
     "tie_word_embeddings",
     "linear_num_value_heads",
 )
-# Fields that every model needs, and that do not change what it takes.
+# Further fields that a config.json must have. All suggested models get these values.
 FURTHER_FIELDS: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e6,
