@@ -23,8 +23,8 @@ READ_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".safetensors"})
 
 
 def foreign_weights(folder: Path, listed: Iterable[str] | None = None) -> str | None:
-    """Return a sentence that tells why quire cannot read a model's weights, or None if quire may be
-    able to. listed: the names of the model's files, if weights are not in the folder yet. Raises
+    """Return a sentence that tells why quire cannot read a model's weights, or None if no reason is
+    found. listed: the names of the model's files, if weights are not in the folder yet. Raises
     CheckpointError for a malformed description of adapters."""
     names = {path.name for path in folder.glob("*")} if listed is None else {*listed}
     weights = [name for name in names if name.endswith(".safetensors")]

@@ -228,7 +228,7 @@ def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
 
 
 def _with_missing(model: FoundModel) -> FoundModel:
-    """Return the model with ``missing`` and ``weights_bytes`` set by the hub's cached file list."""
+    """Return the model with ``missing`` and ``weights_bytes`` set from the hub's cached list."""
     assert model.repository is not None
     listed = listed_weights(model.repository, model.folder)
     if listed is None:

@@ -148,7 +148,7 @@ def _read(
 
 
 def names_here(folders: Sequence[Path], *, hub: bool = True) -> Iterator[tuple[str, Path | None]]:
-    """Yield each local model's name and folder. In the hub's cache, a model's folder is None."""
+    """Yield each local model's name and folder. None stands for a folder in the hub's cache."""
     for folder in folders:
         yield from _model_folders(folder.expanduser().absolute())
     if hub:

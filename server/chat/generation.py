@@ -284,8 +284,8 @@ class Choices:
 
     @property
     def _tokens_per_s(self) -> float | None:
-        """The speed of all answers together, by the engine's clock. Only tokens after the first of
-        an answer count. None if one step made all tokens."""
+        """The speed of all answers together, by the engine's clock. The first token of each answer
+        does not count. None if one step made all tokens."""
         took_s = max(each.stream.newest_s - each.stream.first_s for each in self._generations)
         later = sum(max(0, each.completion_tokens - 1) for each in self._generations)
         return later / took_s if took_s > 0 else None

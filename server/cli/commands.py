@@ -228,7 +228,7 @@ def run(
 ) -> None:
     """Chat with a model in the terminal.
 
-    If a running quire serves the model, it answers; else the model is loaded only for this chat.
+    If a running quire serves the model, that quire answers; else this chat loads the model itself.
     """
     with one_sentence():
         if model is None:

@@ -20,8 +20,8 @@ def run_doctor(
     as_json: bool = False,
     **tests: bool,
 ) -> tuple[str, bool]:
-    """Return the report, and True if a kind of memory for K and V works with the settings. progress:
-    called with each test's name. tests: fields of SelfTestOptions. Raises SettingError."""
+    """Return the report, and True if a kind of memory for K and V works with these settings.
+    progress: called with test names. tests: fields of SelfTestOptions. Raises SettingError."""
     config = engine_config(read_settings(file, flags))
     report = check_machine(SelfTestOptions(config, **tests), progress)
     if as_json:

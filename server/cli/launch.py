@@ -257,7 +257,7 @@ def claude(server: RunningServer, _: Mapping[str, str]) -> Launch:
         # Claude Code assumes 200000 tokens for a model name that it does not know.
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.answer_tokens),
-        # 0 drops a changing line before the system prompt, with which no cached prefix would match.
+        # 0 drops a line before the system prompt. Its changes would invalidate cached prefixes.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "API_TIMEOUT_MS": str(1000 * ANSWER_LIMIT_S),
         **dict.fromkeys(elsewhere),

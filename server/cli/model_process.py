@@ -82,7 +82,7 @@ class Control:
         drain.begin()
 
     def _limit(self, client: EngineClient, limit_bytes: int, number: int) -> None:
-        """Limit the memory of K and V. Answer message ``number`` with the limit in force."""
+        """Limit the memory of K and V. Reply to the message ``number`` with the limit in force."""
         client.set_kv_limit(limit_bytes, lambda allowed: self.tell(kv_limit=allowed, number=number))
 
 

@@ -36,7 +36,7 @@ def own_server(settings: Config, folder: Path, name: str) -> Iterator[str]:
     ours, theirs = socket.socketpair()
     with ours, theirs, reserve(HOST, 0) as listener:
         numbers = (listener.fileno(), theirs.fileno())
-        # The process gets its own session, because a terminal's Ctrl-C must only reach the command.
+        # The process gets its own session, because a terminal's Ctrl-C must reach only the command.
         process = subprocess.Popen(
             [*COMMAND, *map(str, numbers)],
             pass_fds=numbers,

@@ -94,7 +94,7 @@ def plan_model(
 ) -> str:
     """Return a model's plan as text; fetch no weights. context: in tokens; None means the longest
     that fits, but at most 32768 in the tables. memory: such as 24GiB; None means all that the
-    device has. device: a name; None means this machine. out: for pictures. Raises StartError."""
+    device has. device: a name; None means this machine. out: picture folder. Raises StartError."""
     if context is not None and context < MIN_CONTEXT:
         raise SettingError(f"--context is {context} tokens; it must be {MIN_CONTEXT} at least")
     settings = read_settings(file, {"engine": {"max_model_len": context}})
@@ -154,8 +154,8 @@ def _estimate(
 def _estimate_or_four_bits(
     machine: Machine, target: Target, shape: ModelShape, checkpoint: Checkpoint
 ) -> tuple[Estimate | None, str]:
-    """Return an estimate and an empty text. If the model does not fit as it is stored, return an
-    estimate for MLX's 4 bits, or None if that is impossible, and the reason for the misfit."""
+    """Return an estimate and an empty text. If the model does not fit as it is stored, the text is
+    the reason, and the estimate is for MLX's 4 bits, or None if they do not help."""
     try:
         return _estimate(machine, target, shape, checkpoint), ""
     except SettingError as error:

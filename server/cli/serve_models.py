@@ -143,7 +143,7 @@ class Disk:
         return self._served(self._all())
 
     def checked(self) -> list[LocalModel]:
-        """Return ``models()``. Raises ModelError if a named model cannot be served, or if none can."""
+        """Return ``models()``. Raises ModelError if a named model cannot be served, or none can."""
         models = self._all()
         for name, place in self._named.items():
             meant = [model for model in models if _is_at(place, model)]
