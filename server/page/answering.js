@@ -3,7 +3,7 @@
 import { ask, askJson, events } from "./api.js";
 import { messagesOf, readFacts } from "./conversation.js";
 
-// The server lists the figures of a stopped request once the engine has ended it.
+// Most lookups of a stopped request's figures, which the server lists only after the engine has ended the request.
 const LOOKS = 8;
 const LOOK_EVERY_MS = 250;
 
@@ -16,8 +16,8 @@ export class Answering {
   keptAt = 0;
   hasBegun = false;
 
-  // question, files: see contentOf(). look(): returns the newest memory map, or null. loads: whether the model must
-  // load first.
+  // question, files: see contentOf(). look(): returns the newest memory map, or null. loads is true if the model must
+  // be loaded first.
   constructor(conversation, { question, files }, { look, loads }) {
     const { system, sampling, model, turns } = conversation;
     const { thinking = true, ...numbers } = sampling;
@@ -83,12 +83,12 @@ export class Answering {
     turn.answer += content;
   }
 
-  // Notes the server's own figures; its times begin when the model has been loaded.
+  // Stores the figures that the server measured. Their times exclude the loading of the model.
   #note(prompt, cached, tokens, { first_token_s: first_s = null, tokens_per_s: per_s = null }) {
     Object.assign(this.turn.facts, { prompt, cached, tokens, first_s, per_s });
   }
 
-  // Notes how many other sequences run on the server at most while this answer is made.
+  // Stores the largest number of other sequences that ran on the server at one time during this answer.
   #lookAround() {
     const { facts } = this.turn;
     const map = this.look();
@@ -98,7 +98,7 @@ export class Answering {
     if (!this.hasBegun && map.waiting > 0) facts.waited = true;
   }
 
-  // Looks for the figures of the stopped request. Resolves to whether the server has them.
+  // Asks the server for the figures of the stopped request. Resolves to true if the server lists that request.
   async lookUp() {
     const path = `/memory?model=${encodeURIComponent(this.body.model ?? "")}`;
     for (let looks = 0; this.#id && looks < LOOKS; looks += 1) {

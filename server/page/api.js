@@ -27,8 +27,8 @@ export class ServerError extends Error {
   }
 }
 
-// Reads a value that the tab stored, or all tabs (storage "localStorage"). If the browser forbids storage, each load of
-// the page starts without old values.
+// Reads a stored value: this tab's ("sessionStorage"), or one that all tabs share ("localStorage"). Returns null if
+// there is no such value or the browser forbids storage.
 export function readStored(name, storage = "sessionStorage") {
   try {
     return window[storage].getItem(name);

@@ -65,7 +65,7 @@ export class Chat {
     this.#answering?.stop();
   }
 
-  // Drops what a deleted conversation waits for.
+  // Stops the answer of a deleted conversation, and drops its unanswered question.
   forget(id) {
     const answering = this.pending.get(id)?.answering;
     this.pending.delete(id);
@@ -222,7 +222,7 @@ export class Chat {
     this.#giveBack(turn);
   }
 
-  // Puts a question back into the input box, unless another one is there.
+  // Puts a question and its files back into the input box, unless the box has text or files by now.
   #giveBack({ question, files }) {
     if (prompt.value || !this.#files.isEmpty) return;
     prompt.value = question;

@@ -6,11 +6,11 @@ export const MOST_CHARS = 8_000_000;
 const TITLE_CHARS = 80;
 const NAME_CHARS = 200;
 const ENDS = new Set(["stop", "length", "stopped", "error", "tool_calls"]);
-// Of all text files together that go with a message.
+// The largest total size of the text files that go with one message.
 export const MOST_FILE_BYTES = 2 ** 20;
 const REASONS = new Set(["never_cached", "evicted", "state_evicted", "no_state"]);
 
-// The numbers among the settings of sampling, with the limits and the steps of their input fields.
+// The sampling settings that are numbers. Each has the limits and the step of its input field.
 export const FIELDS = [
   { name: "temperature", label: "Temperature", least: 0, most: 2, step: 0.05 },
   { name: "top_p", label: "Top p", least: 0.01, most: 1, step: 0.01 },
@@ -36,7 +36,7 @@ export function titleOf({ question, files }) {
   return line.length > TITLE_CHARS ? `${line.slice(0, TITLE_CHARS - 1)}…` : line;
 }
 
-// Returns the text of a message: its files in fences, which are longer than all fences in them, and the question.
+// Returns the text of a message: the files, then the question. A file's fences are longer than any fence inside it.
 export function contentOf({ question, files = [] }) {
   const parts = files.map(({ name, text }) => {
     const longest = (text.match(/`+/g) ?? []).reduce((most, run) => Math.max(most, run.length), 2);
@@ -91,7 +91,7 @@ function readFiles(value, text) {
   return value.map((file) => ({ name: text(file?.name).slice(0, NAME_CHARS), text: text(file?.text) }));
 }
 
-// Returns the valid settings of sampling. The server's defaults apply in place of all others.
+// Returns the valid sampling settings. Invalid settings are dropped, so that the server's defaults apply.
 export function readSampling(value) {
   const sampling = {};
   for (const { name, least, most, step } of FIELDS) {

@@ -67,7 +67,7 @@ export class Conversations {
   async show(problem = "") {
     const stored = await this.#store.all();
     const ids = new Set(stored.map(({ id }) => id));
-    // A question without an answer yet is no turn, so that its conversation may not be stored.
+    // A new conversation is not in the store before its first answer begins, but the list must show it.
     const others = [...this.pending.values()].filter(({ conversation: { id } }) => !ids.has(id));
     const begun = others.map(({ conversation, answering, unsent }) => {
       return { ...conversation, title: titleOf(answering?.turn ?? unsent) };
@@ -86,7 +86,7 @@ export class Conversations {
     setText(at("conversations-note"), problem || rule);
   }
 
-  // Returns the object that is open or being answered, which may be newer than the stored copy.
+  // Finds a conversation. The open one or one that is being answered may be newer than its stored copy.
   async #find(id) {
     if (id === this.#current.id) return this.#current;
     return this.pending.get(id)?.conversation ?? this.#store.get(id);
@@ -148,7 +148,7 @@ export class Conversations {
   }
 }
 
-// Whether a conversation has all words, which are in lower case.
+// Returns true if a conversation contains all the words. They must be in lower case.
 function matches({ title, system, turns }, words) {
   if (!words.length) return true;
   const texts = turns.flatMap((turn) => [contentOf(turn), turn.answer]);

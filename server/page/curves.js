@@ -1,4 +1,4 @@
-// Draws curves of KV cache bytes (budget, committed, live, cached) over the last three minutes of this page.
+// Draws curves of KV cache bytes (budget, committed, live, cached) that this page polled in the last three minutes.
 
 import { at } from "./element.js";
 import { bytes } from "./format.js";
@@ -9,7 +9,7 @@ const GAP_S = 5;
 const HEIGHT = 168;
 const MARGIN = { top: 10, right: 148, bottom: 20, left: 8 };
 const LABEL_GAP = 15;
-// The scale includes the budget only up to this multiple of the other values: beyond, the curves would be flat.
+// A budget above this multiple of the highest other value is left off the scale, since it would flatten the curves.
 const BUDGET_FITS = 2.5;
 const CURVES = [
   ["capacity", "Budget"],
@@ -92,7 +92,7 @@ function pathOf(name, x, y) {
   return path;
 }
 
-// Returns the bytes between two grid lines: a round number with which up to four lines fit below the value most.
+// Returns the bytes between two grid lines: the smallest round number that, times four, is not below most.
 export function gridStep(most) {
   const unit = 1024 ** Math.floor(Math.log(Math.max(most, 1)) / Math.log(1024));
   const factors = [0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 256, 512, 1024];

@@ -64,7 +64,7 @@ export class Attachments {
 
 const sizeOf = (text) => new Blob([text]).size;
 
-// Resolves to a file's text, or to null if it holds none.
+// Resolves to a file's text, or to null if the file is not text in UTF-8.
 async function readText(file) {
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
@@ -74,7 +74,7 @@ async function readText(file) {
   }
 }
 
-// Shows a file's name and size. onDrop: removes the file; without it, the file stays.
+// Makes a list item with a file's name and size. If onDrop is given, a button calls onDrop() to remove the file.
 export function makeChip({ name, text }, onDrop = null) {
   const chip = make("li", {}, make("span", {}, name), make("span", "figures", bytes(sizeOf(text))));
   if (!onDrop) return chip;

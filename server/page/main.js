@@ -10,7 +10,7 @@ import { showTurns } from "./turns.js";
 
 const VIEWS = ["list", "chat", "memory"];
 const FOLDED = "quire-memory-folded";
-// As in style.css: the window has room for chat and memory.
+// Matches a window that has room for chat and memory side by side. style.css has the same width.
 const BESIDE = matchMedia("(min-width: 1021px)");
 const main = document.querySelector("main");
 const COMMAND = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘" : "Ctrl";
@@ -61,7 +61,7 @@ function show(view) {
   if (BESIDE.matches) at("show-memory").ariaPressed = String(!main.classList.contains("folded"));
 }
 
-// Shows or hides the memory: beside the chat where the window has room, or else in its place.
+// Shows or hides the memory. A wide window has it beside the chat, a narrow one in place of the chat.
 function foldMemory() {
   if (!BESIDE.matches) return show(main.dataset.view === "memory" ? "chat" : "memory");
   const isFolded = main.classList.toggle("folded");

@@ -42,7 +42,7 @@ const sanitize = (html) => DOMPurify.sanitize(html, RULES);
 
 const GRAMMARS = "./vendor/highlight-11.12.0";
 const LONGEST_CODE_CHARS = 60_000;
-// Longer code is highlighted only when it is complete, since each new piece means to highlight the whole code again.
+// Longer code is highlighted only when it is complete, since every new piece would highlight the whole code again.
 const LONGEST_OPEN_CODE_CHARS = 6_000;
 const LANGUAGES = new Set([
   "bash", "c", "cpp", "css", "diff", "dockerfile", "go", "ini", "java", "javascript", "json", "kotlin",
@@ -106,7 +106,7 @@ readMathematics(parser);
 parser.renderer.rules.image = (tokens, place) => image(tokens, place);
 parser.core.ruler.push("page", ({ tokens }) => tokens.forEach((token, place) => adapt(token, tokens[place - 2])));
 
-// Returns a link in place of an image, or within a link only the description, since the page never fetches images.
+// Replaces an image, which the page never fetches, by a link. An image inside a link becomes its description.
 function image(tokens, place) {
   const escape = parser.utils.escapeHtml;
   const token = tokens[place];
@@ -145,7 +145,7 @@ function isTooDeep(tokens) {
   return false;
 }
 
-// Returns the text's top-level blocks in order, each with the number of its first line. isOpen: whether more may follow.
+// Returns the text's top-level blocks in order, each with its first line's number. isOpen is true if more may follow.
 function parseBlocks(text, isOpen) {
   if (longestBlock(text) > LONGEST_BLOCK_CHARS) return [{ kind: "plain", text, line: 0 }];
   const env = { isOpen };

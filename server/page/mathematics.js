@@ -1,4 +1,4 @@
-// Finds formulas in Markdown, $…$, $$…$$, \(…\) and \[…\], and draws them by KaTeX, which the first formula loads.
+// Finds formulas in Markdown ($…$, $$…$$, \(…\) and \[…\]), and draws them with KaTeX, loaded at the first formula.
 
 import { make } from "./element.js";
 
@@ -6,10 +6,10 @@ const LIBRARY = "/page/vendor/katex-0.19.1";
 const LONGEST_CHARS = 4000;
 // Maximum of drawn formulas in one block of text. Later formulas stay text, so that drawing does not take long.
 const MOST_FORMULAS = 200;
-// Commands that load, link or style anything are not trusted by default.
+// KaTeX's option trust keeps its default, which forbids commands that load, link or style anything.
 const OPTIONS = { strict: "ignore", maxSize: 20, maxExpand: 200 };
 const ENDS = new Map([["$$", "$$"], ["\\[", "\\]"]]);
-// A lone dollar is a price: a formula neither begins nor ends with a space, and no digit follows it.
+// So that prices stay text, a formula in $…$ neither begins nor ends with a space, and no digit follows it.
 const INLINE = [
   { pattern: /\$\$((?:\\.|[^\\$])+)\$\$/sy, isDisplay: true },
   { pattern: /\$(?![\s$])((?:\\.|[^\\$`\n])+)(?<!\s)\$(?!\d)/y, isDisplay: false },
@@ -39,7 +39,7 @@ function readInline(state, isSilent) {
   return false;
 }
 
-// Reads a formula between lines of their own. While the text grows, a formula may lack its end.
+// Reads a formula after a line that has only $$ or \[. While the text grows, the formula's end may be missing.
 function readBlock(state, first, afterLast, isSilent) {
   const lineAt = (line) => state.src.slice(state.bMarks[line] + state.tShift[line], state.eMarks[line]).trim();
   const end = ENDS.get(lineAt(first));
@@ -90,7 +90,7 @@ function draw(formula) {
   }
 }
 
-// Drops attributes "style" of MathML, which the page's policy forbids; other styles are set as properties.
+// Drops the style attributes of MathML, since the page's policy forbids them. KaTeX sets other styles as properties.
 function dropStyles(node) {
   delete node.attributes?.style;
   for (const child of node.children ?? []) dropStyles(child);

@@ -11,7 +11,7 @@ const OLD_S = 2.5;
 const LISTED = 64;
 const KEEPS = { system: "system prompt", user: "question", end: "end of a turn", waypoint: "on the way" };
 
-// The KV cache's capacity in plain words, and exactly: in the order in which a block of memory passes through them.
+// The KV cache's capacity by state: GROUPS in plain words, PARTS in detail. Both follow a block from use to free.
 const GROUPS = [
   ["live", "In use", ["live", "partial_tail", "mapped_ahead", "quarantined"]],
   ["cached", "Kept for reuse", ["cached"]],

@@ -13,10 +13,10 @@ const LABEL_HIGH_PX = 12;
 const WIDER_PX = 2;
 const SAMPLE_PX = 14;
 
-// A heap of free blocks only. The map leaves it out, and grows with use.
+// Matches a heap whose blocks are all free. The map leaves such heaps out, so it grows as heaps come into use.
 export const IDLE_HEAP = /^[fd]*$/;
 
-// Letters of block states in GET /memory -> words for the legend, and for a single block if those differ.
+// Letters of block states in GET /memory -> words for the legend. A second text, if given, describes a single block.
 const STATES = {
   o: ["being written"],
   s: ["sealed"],
@@ -28,7 +28,7 @@ const STATES = {
   f: ["free", "free, without memory"],
 };
 const PLAIN = { s: "In use", c: "Kept for reuse", f: "Free" };
-// Letters of block states -> lines of the state's mark, in a cell of size 1.
+// Letters of block states -> the lines that mark a cell of that state, as points in a cell of size 1.
 const MARKS = {
   c: [[[0, 1], [1, 0]]],
   q: [[[0, 0], [1, 1]], [[1, 0], [0, 1]]],
@@ -57,7 +57,7 @@ const tip = at("tip");
 
 let data = null;
 let signature = "";
-// The numbers of the heaps that are drawn, and the state, the owner and the sharers of each of their blocks.
+// The indices of the drawn heaps, and for each block in them the state, the owner and the number of sharers.
 let drawn = [];
 let letters = "";
 let owners = [];
@@ -99,7 +99,7 @@ export function expandOwners(runs, blocks) {
   return expanded;
 }
 
-// Turns [unshared blocks, shared blocks, sequences, ...] into an array with the number of sequences that share a block.
+// Turns [unshared blocks, shared blocks, sharers per shared block, ...] (counts) into each block's number of sharers.
 export function expandSharers(runs, blocks) {
   const expanded = new Int32Array(blocks);
   let place = 0;
@@ -113,7 +113,7 @@ export function expandSharers(runs, blocks) {
 
 // --- positions of the cells ----------------------------------------------------------------------
 
-// Returns the grid with the largest cells with which all heaps (large pieces of memory) fit. A heap has one row or a
+// Returns the grid that fits all heaps (large pieces of memory) and has the largest cells. A heap has one row or a
 // few rows, of equal length if possible. Small heaps stand side by side. If no grid fits, the map scrolls.
 function layOut() {
   const perHeap = data.geometry.blocks_per_heap;

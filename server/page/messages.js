@@ -8,7 +8,7 @@ import { MarkdownView } from "./markdown.js";
 const SAYS_WAITING_AFTER_S = 2;
 const ENDS = { length: "ended at the limit", stopped: "stopped", error: "ended by an error" };
 
-// Returns false if Enter ends a character of an input method. Safari sets keyCode 229 then, without isComposing.
+// Returns true for Enter without Shift, unless Enter confirms an input method's text (in Safari: keyCode 229).
 export function isSendKey(event) {
   return event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== 229;
 }
@@ -128,7 +128,7 @@ export class Answer {
   }
 }
 
-// Returns the known figures of a turn, each with what it means.
+// Returns the known figures of a turn as texts, each with an explanation.
 function describeFacts({ facts, ended }) {
   const parts = [];
   if (facts?.tokens) parts.push([count(facts.tokens, "token"), "Tokens of the answer, thoughts included"]);

@@ -1,5 +1,5 @@
-// Stores a limited number of conversations in this browser's IndexedDB, and any in files. Without IndexedDB, as in a
-// private window, the stored conversations end with the tab.
+// Stores the newest conversations in this browser's IndexedDB, and exports and imports them as files. Without
+// IndexedDB, for example in a private window, the stored conversations end with the tab.
 
 import { contentOf, MOST_CHARS, NotAConversation, newId, readConversation } from "./conversation.js";
 import { make } from "./element.js";

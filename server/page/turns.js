@@ -1,4 +1,4 @@
-// Explains turns (questions with answers): their cost, their slowness, and where prompts left the prefix cache.
+// Explains turns (questions with answers): their tokens and times, and where prompts stopped matching the prefix cache.
 
 import { askJson, describe } from "./api.js";
 import { messagesOf } from "./conversation.js";
@@ -82,7 +82,7 @@ function explainMiss({ miss, cached, block }, before, hadThoughts, computed) {
   return "The turn before was cached, so only the new part was computed.";
 }
 
-// Shows the text where the cached part of the prompt ends. The prompt is made again, as the server stores no prompts.
+// Shows the text where the cached part of the prompt ends. The server stores no prompts, so the prompt is made again.
 async function showMiss(why, turns, place) {
   const { facts } = turns[place];
   const note = make("p", "figures", "Looking for the text …");
