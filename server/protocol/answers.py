@@ -64,8 +64,8 @@ def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list
 
 
 def usage_object(usage: Usage, cache_report: bool) -> Json:
-    """Return token counts as JSON. ``cache_report`` adds the first cache miss, the reason, and
-    the times."""
+    """Return token counts as JSON. ``cache_report`` adds the first cache miss with its reason, the
+    time to the first token, and the number of tokens per second."""
     details: Json = {"cached_tokens": usage.prefix.cached_tokens if usage.prefix else 0}
     timings: Json = {}
     if cache_report:

@@ -51,7 +51,7 @@ class BodyLimits:
     max_values: int
     """Maximum number of values: numbers, texts, lists, objects, true, false and null."""
     max_containers: int
-    """Maximum number of lists and objects together, and also of names in objects."""
+    """Maximum number of lists and objects, and also the maximum number of names in objects."""
     max_depth: int = MAX_DEPTH
 
     async def check(self, body: bytes) -> None:
@@ -124,7 +124,7 @@ def new_request_id() -> str:
 
 def bind_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Return the request's id, which all log lines of the request will contain. The id is the
-    header x-request-id if that is valid, and else new."""
+    header x-request-id if that header is valid, or else a new id."""
     given = [value.decode("latin-1") for name, value in headers if name.lower() == HEADER.encode()]
     taken = len(given) == 1 and CLIENTS_IDS.fullmatch(given[0])
     request_id = given[0] if taken else new_request_id()
@@ -147,14 +147,14 @@ MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
 MIN_TOP_P = 1e-6
 MIN_BIAS, MAX_BIAS = -100, 100
-# Anthropic's and Ollama's APIs have no limit of stop strings. For them, this factor multiplies
-# limits.max_stop_strings, since each token is searched for all stop strings, which takes time.
+# Anthropic's and Ollama's APIs set no limit on stop strings. But stop strings take time at each
+# token, so for these APIs the limit here is limits.max_stop_strings times this factor.
 MANY_STOPS = 128
 BIAS_SCHEMA: JsonDict = {"type": "number", "minimum": MIN_BIAS, "maximum": MAX_BIAS}
 MAX_CACHE_SALT_CHARS = 1024
 MAX_TEMPLATE_VALUE_CHARS = 256
 MAX_TEMPLATE_NUMBER = 2**31 - 1
-# Clients cannot set -2**31, the number that is served first. The readiness probe uses it.
+# The readiness probe has priority -2**31, which comes before all others. Clients cannot set it.
 MAX_PRIORITY = 2**31 - 1
 
 
@@ -275,7 +275,7 @@ class SharedSampling(FieldsChecked):
 
 
 class SamplingFields(SharedSampling):
-    """Sampling fields that all APIs share, and extensions that vLLM and similar servers share.
+    """Sampling fields that all APIs share, and further fields of vLLM and similar servers.
     A field that is null counts as missing."""
 
     stop_param: ClassVar[str] = "stop"
@@ -289,7 +289,7 @@ class SamplingFields(SharedSampling):
     logit_bias: dict[str, Any] | None = Field(
         default=None, json_schema_extra={"additionalProperties": BIAS_SCHEMA}
     )
-    """``check`` validates the biases, as pydantic would collect every error of a long list."""
+    """``check`` validates the biases, because pydantic would collect all errors of a long list."""
     cache_salt: CacheSalt | None = None
     """Requests share cached prompts only if their salts are equal."""
     cache_report: bool | None = None
@@ -443,11 +443,11 @@ Answers = Annotated[ListOf[str], Field(min_length=1)]
 
 
 class NamedSchema(WireModel):
-    """A JSON schema with a name, which the model does not see."""
+    """A JSON schema with a name. The model does not see the name."""
 
     schema_: Schema | None = Field(default=None, alias="schema")
     strict: bool | None = None
-    """If true, refuse a schema of which a part cannot be enforced; else leave that part out."""
+    """If true, refuse a schema with a part that cannot be enforced. If false, ignore such parts."""
 
 
 class ResponseFormat(WireModel):

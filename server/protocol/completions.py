@@ -72,7 +72,7 @@ class CompletionRequest(OpenAISamplingFields):
     @property
     def prompt_logprobs(self) -> int | None:
         """The number of alternative tokens to report per prompt token, or None to report nothing.
-        It is 0 if the request only echoes the prompt, which the engine must compute anyway."""
+        It is at least 0 if nothing is generated, since the engine then requires such a report."""
         if not self.echo:
             return None
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
@@ -171,8 +171,8 @@ class TextAnswer:
         return {"token_ids": ids} | ({"prompt_token_ids": prompt} if with_prompt else {})
 
     def _grow(self, delta: Delta) -> tuple[str, Json | None]:
-        """Return a delta's text and log-probabilities. For a choice's first delta, put the text and
-        the log-probabilities of the echoed prompt before."""
+        """Return a delta's text and log-probabilities. A choice's first delta begins with the
+        echoed prompt and the prompt's log-probabilities, if the request wants them."""
         text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
         choice = self._choices[delta.index]
@@ -204,7 +204,7 @@ class TextAnswer:
         }
 
     def _top(self, token_id: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """Return log-probabilities by token text. Of tokens with one text, take the likeliest."""
+        """Return log-probabilities by token text. If tokens share a text, take the likeliest."""
         best: dict[str, float] = {}
         for token, value in (*logprobs.top, (token_id, logprobs.logprob)):
             best.setdefault(self._text_of(token), value)

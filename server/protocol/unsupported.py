@@ -16,7 +16,7 @@ FILES = frozenset({"document", "file", "input_file"})
 AUDIO = frozenset({"audio", "input_audio"})
 # Agents use these APIs and send old parts again and again, so unsupported parts are omitted.
 AGENTS: frozenset[Api] = frozenset({"messages", "responses"})
-# The log names at most MAX_KINDS unknown types of message parts, if KIND matches the types.
+# The log names unknown types of message parts only if they match KIND, and at most MAX_KINDS types.
 MAX_KINDS, KIND, UNKNOWN = 16, re.compile(r"[a-z0-9_]{1,64}"), "unknown"
 
 
@@ -24,7 +24,7 @@ class Unsupported:
     """Replaces or refuses images, files and other content that is not text, and counts them."""
 
     def __init__(self, rule: UnseenRule, setting: str, api: Api = "chat") -> None:
-        """``rule`` refuses or replaces images and files. ``setting`` is the rule's name."""
+        """``rule`` refuses or replaces images and files. ``setting`` names the rule's setting."""
         self.count = 0
         """The number of images and files that a note has replaced."""
         self.left_out = Counter[str]()

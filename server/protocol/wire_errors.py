@@ -16,7 +16,7 @@ MAX_NAME_CHARS = 200
 RETRY_AFTER_S = 1
 # The engine's reason for ending requests at shutdown.
 SHUTTING_DOWN = "the server is shutting down"
-# A cluster's reasons for ending requests that clients may repeat.
+# A cluster ends requests for these reasons. Clients may send such requests again.
 REPLICA_LOST = "the replica that answered is gone"
 REPLICAS_FULL = "all replicas are full"
 
@@ -67,7 +67,7 @@ class ApiError(Exception):
 
 
 def quoted(name: str) -> str:
-    """Return a client's name for an error: in quotes, and cut to MAX_NAME_CHARS."""
+    """Quote a name that a client sent, for an error message. Cut the name to MAX_NAME_CHARS."""
     return repr(name if len(name) <= MAX_NAME_CHARS else name[:MAX_NAME_CHARS] + "...")
 
 
@@ -225,8 +225,8 @@ def shutting_down() -> ApiError:
 
 
 def generation_failed(reason: str, what: str = "Generation") -> ApiError:
-    """Return the error for an engine's reason: 500 for a fault, 400 if the answer's format has
-    reached a limit, 503 if the server shuts down or replicas are lost or full."""
+    """Return the error for an engine's reason: 503 if the server shuts down or replicas are lost or
+    full, 400 if the grammar of the answer has hit a limit, and 500 for any other reason."""
     if reason == SHUTTING_DOWN:
         return shutting_down()
     if reason in (REPLICA_LOST, REPLICAS_FULL):

@@ -41,8 +41,8 @@ class ContinuationFields(WireModel):
     add_generation_prompt: bool | None = None
 
     def continues(self, last: Turn, *, marked: bool, needs_prompt: bool = True) -> bool:
-        """Return True if the answer continues the last message. ``marked`` means that the message
-        has ``prefix``. ``needs_prompt`` means that the model must answer. Raises ApiError."""
+        """Return True if the answer continues the last message. ``marked`` is True if the message
+        has ``prefix``, ``needs_prompt`` if an answer will be generated. Raises ApiError."""
         if not (marked or self.continue_final_message):
             if needs_prompt and self.add_generation_prompt is False:
                 raise invalid(
@@ -128,7 +128,7 @@ class MadeCall(WireModel):
 
 
 class AudioReference(WireModel):
-    """Audio in an earlier answer of another server, as this server never makes audio."""
+    """Audio in an earlier answer, which came from another server: this server makes no audio."""
 
     id: str | None = None
 

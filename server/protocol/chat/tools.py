@@ -107,8 +107,8 @@ def _read(tool: WireTool, place: str) -> tuple[Tool, str]:
 def with_loaded(
     tools: Iterable[PlacedTool], loaded: Iterable[PlacedTool], *, searched: bool
 ) -> list[PlacedTool]:
-    """Add the ``loaded`` tools, which messages define, unless ``tools`` has their names. If
-    ``searched``, the client expects this server to search ``tools``, so prompts show all tools."""
+    """Add the ``loaded`` tools, which messages define, except those whose names are in ``tools``.
+    If ``searched``, clients rely on a search that quire lacks, so prompts show all ``tools``."""
     first = [(replace(it, deferred=it.deferred and not searched), place) for it, place in tools]
     names = {tool.name for tool, _ in first}
     late = {tool.name: (replace(tool, deferred=True), place) for tool, place in loaded}

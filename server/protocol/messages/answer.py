@@ -135,9 +135,9 @@ class _Blocks:
 class MessageAnswer:
     """One message, streamed or whole. The whole message is built from the stream's events.
 
-    All events have the same counts of the prompt, because Claude Code keeps a count of
-    message_start where message_delta has 0. So if ``counts_cache``, message_start waits for the
-    first delta, which tells how much of the prompt came from the cache."""
+    The prompt's token counts must be right in message_start, because Claude Code does not let a 0
+    in message_delta replace them. So if ``counts_cache``, message_start waits for the first delta,
+    which tells how much of the prompt came from the cache."""
 
     stream_form: ClassVar[StreamForm] = StreamForm.NAMED_EVENTS
 

@@ -46,7 +46,7 @@ SERVER_TOOLS = (
 
 
 class OfferedTool(WireModel):
-    """A tool that the client offers. The parameters of Anthropic's own types are unknown here."""
+    """A tool that the client offers. This server knows no parameters of Anthropic's own tools."""
 
     type: str | None = None
     name: str | None = None
@@ -92,7 +92,7 @@ def read_custom_tools(
     tools: Sequence[OfferedTool], added: Iterable[tuple[OfferedTool, str]]
 ) -> tuple[Tool, ...]:
     """Return the tools that the client runs. ``added`` are tools that messages define, each with
-    the field's name for errors. Raises ApiError."""
+    the name of its field, for error messages. Raises ApiError."""
     placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
     searched = any((tool.type or "").startswith(SEARCH_TOOLS) for tool in tools)
     return collect_tools(with_loaded(_read(placed), _read(added), searched=searched))
@@ -106,7 +106,7 @@ def _read(tools: Iterable[tuple[OfferedTool, str]]) -> list[PlacedTool]:
 # Claude Code's prompt begins with this line. It differs each time, so the cache would never match.
 BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*\n*")
 FAILED = "Error: "
-# The types of content blocks that have a meaning here. The class Unsupported handles others.
+# The types of content blocks that this server reads. The class Unsupported handles all other types.
 READ = frozenset(
     {
         *("text", "thinking", "redacted_thinking", "compaction", "image", "document"),
@@ -116,7 +116,7 @@ READ = frozenset(
 
 
 class Source(WireModel):
-    """The source of an image or a document, of which only text is read."""
+    """The source of an image or a document. Only a source that is text is read."""
 
     type: str | None = None
     data: str | None = None
@@ -401,8 +401,8 @@ class MessagesRequest(ConversationFields, SamplingFields):
 
     @property
     def counts_cache(self) -> bool:
-        """True if the client marks what to cache, or asks for a report on the cache. Other clients
-        may take input_tokens for the whole prompt. Marks change nothing else."""
+        """True if input_tokens must exclude cached tokens: the client marks blocks to be cached, or
+        wants a cache report. Other clients may read input_tokens as the whole prompt's count."""
         contents = [self.system, *(message.content for message in self.messages)]
         blocks = [block for content in contents if isinstance(content, list) for block in content]
         marks = [self, *(self.tools or ())]

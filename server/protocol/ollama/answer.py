@@ -39,7 +39,7 @@ class ModelFacts:
     family: str = UNKNOWN
     """``model_type`` in config.json."""
     parameters: int = 0
-    """The number of weights. Weights that quantization has packed count separately."""
+    """The number of weights, which is the same before and after quantization."""
     quantization: str = UNKNOWN
     """The format of the weights, such as ``BF16`` or ``4bit``."""
     size_bytes: int = 0
@@ -86,8 +86,8 @@ class ModelInfo:
 
 
 def capabilities(*, embeds: bool, calls: bool, thinks: bool) -> tuple[str, ...]:
-    """Return a model's capabilities in Ollama's words. ``embeds`` means that the model makes only
-    embeddings. ``calls`` and ``thinks`` mean that the template has tools and reasoning."""
+    """Return a model's capabilities in Ollama's words. ``embeds``: the model makes embeddings only.
+    ``calls``: the chat template supports tools. ``thinks``: the template supports reasoning."""
     if embeds:
         return ("embedding",)
     return ("completion", *(["tools"] if calls else []), *(["thinking"] if thinks else []))
