@@ -50,7 +50,7 @@ STORED_TARGET = re.compile(rb"/v1/responses/[A-Za-z0-9_-]{1,64}(?=[/?]|\Z)")
 
 
 def create_front(front: Front) -> tuple[FastAPI, FrontMetrics]:
-    """Make the ASGI application. Its start loads the pinned models, and its end ends all models."""
+    """Make the ASGI app. It loads the pinned models at start, and ends all models at shutdown."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -116,7 +116,7 @@ def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
         return ForwardedAnswer(request, front, forwarded)
 
     async def look(request: Request) -> Response:
-        """Forward a request to the model that the query names, or the last used. Load no model."""
+        """Forward a request to the query's model, or else to the last used model. Load no model."""
         model = await model_of(request, request.query_params.get("model"))
         if not model.loaded and request.url.path == MEMORY:
             state = front.models.state_of(model)

@@ -41,7 +41,7 @@ class StreamStart:
     media_type: bytes
     sign_of_life: bytes
     begins_at_once: bool
-    """If False, it begins after ``server.sse_ping_s``, so that an earlier error sets the status."""
+    """If False, begin after ``server.sse_ping_s``: until then, an error can set the HTTP status."""
 
 
 EVENTS = StreamStart(b"text/event-stream; charset=utf-8", SIGN_OF_LIFE, begins_at_once=False)

@@ -22,7 +22,7 @@ LOADED = "loaded"
 """As a value in the setting models.aliases, this means the model that was used last."""
 # Shortest time between two searches of the disk for models.
 RESCAN_S = 2.0
-# Seconds between two checks for running requests. Idle machines fall asleep after minutes only.
+# Seconds between two checks for running requests. An idle machine takes minutes to fall asleep.
 AWAKE_POLL_S = 5.0
 NOTHING_LOADED = "No model has been used yet: name one of those that GET /v1/models lists."
 
@@ -30,7 +30,7 @@ NOTHING_LOADED = "No model has been used yet: name one of those that GET /v1/mod
 def match_name(
     name: str | None, models: Collection[str], aliases: Mapping[str, str], at_hand: str | None
 ) -> str | None:
-    """Return the name of the model that a client means by ``name`` in any case, or None. ``models``
+    """Return the name of the model that ``name`` means, or None. Letter case is ignored. ``models``
     are hub ids or folders' names. ``aliases`` is ``{pattern such as gpt-*: a model's name or
     LOADED}``, and the first match counts. LOADED and a missing ``name`` mean ``at_hand``."""
     plain = (name or "").removesuffix(LATEST).rstrip("/")
@@ -98,7 +98,7 @@ class Front:
                 yield model
 
     async def model_of(self, name: str | None) -> ManagedModel:
-        """Return the model of a name. If it is unused, search the disk again. Raises ApiError."""
+        """Return the named model. Search the disk if it is missing or unused. Raises ApiError."""
         model = self._find(name)
         if model is None or model.at_rest:
             await self.refresh()

@@ -1,4 +1,4 @@
-"""Makes one page of the metrics of the front process, and of all models with a label ``model``."""
+"""Makes one page of all metrics: the front process's, and each model's with a label ``model``."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from server.metrics.families import counters, gauge, gauges
 from server.supervisor.models import ManagedModel, ModelSupervisor
 from server.supervisor.process import Headers, ModelProcess, NoAnswerError
 
-# Upper bound of the histograms of answers. The front counts no answers: these stay empty.
+# Upper bound of the answers' histograms, which stay empty because the front counts no answers.
 MAX_MODEL_LEN = 32768
 PATH = b"/metrics"
 

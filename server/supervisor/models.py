@@ -27,15 +27,15 @@ from server.protocol.ollama.answer import ModelFacts
 from server.protocol.wire_errors import RETRY_AFTER_S
 from server.supervisor.process import LoadError, ModelProcess
 
-# Exit code of a process whose GPU memory for K and V failed. A restart uses another backend.
+# Exit code of a process whose backend for K and V memory failed. A restart uses another backend.
 KV_BACKEND_FAILED_CODE = 4
 # Pause in seconds between a failed load of a model and the next attempt.
 RETRY_LOAD_S = 5.0
 # A turn (see the file's docstring) lasts `models.evict_after_idle_s`, but at most this long.
 MAX_TURN_S = 300.0
-# A model keeps its place in the line for this long after the `Retry-After` time of a client.
+# A model stays in the line for this long after the time at which a client was told to try again.
 PLACE_KEPT_S = 10.0
-# A model stores this many clients' keep-alives, and drops the keep-alive that ends first.
+# A model stores at most this many clients' keep-alives. If full, it drops the one that ends first.
 MAX_CLIENTS = 64
 NOBODY = b""
 """The key in KeepAlive for a loaded model that no client has used yet."""
@@ -45,7 +45,7 @@ log = structlog.get_logger("quire")
 
 
 class NoRoomError(Exception):
-    """Raised if a model cannot be loaded because other models in use hold the memory."""
+    """Raised if a model cannot be loaded because models that are in use hold the memory."""
 
     def __init__(self, retry_after_s: int) -> None:
         super().__init__("other models have the memory, and are in use")
@@ -107,7 +107,7 @@ class ModelSource(Protocol):
 
 @dataclass(slots=True)
 class KeepAlive:
-    """Computes the time until which a model stays loaded: the latest that a client wants."""
+    """Computes the time until which a model stays loaded: the latest time that any client wants."""
 
     default_s: float
     _until: dict[bytes, float] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class ManagedModel:
     last_used: float = -math.inf
     loaded_at: float = -math.inf
     loading_since: float | None = None
-    """Time at which the current load began to be wanted; None while there is none."""
+    """Time at which the current load was requested, or None if the model is not being loaded."""
     waits_since: float | None = None
     """Time at which the model entered the line for memory, or None if it is not in the line."""
     waits_until: float = -math.inf
@@ -159,7 +159,7 @@ class ManagedModel:
     yields_to: "ManagedModel | None" = None
     """The waiting model that will get this model's memory."""
     failed: tuple[float, LoadError] | None = None
-    """The time and the error of the last load, or None if that did not fail."""
+    """The time and the error of the last load if that load failed, or else None."""
     loads: int = 0
     load_seconds: float = 0.0
     ends: dict[str, int] = field(default_factory=lambda: dict.fromkeys(END_REASONS, 0))
@@ -262,7 +262,7 @@ class ModelSupervisor:
         return False
 
     async def _needs_of(self, model: ManagedModel) -> MemoryNeeds:
-        """Return the model's needed memory, computed when its files change. Raises LoadError."""
+        """Return the model's needed memory. Compute it only if files changed. Raises LoadError."""
         while model.read is not model.source:
             source, model.unfit = model.source, None
             try:
@@ -281,7 +281,7 @@ class ModelSupervisor:
     async def use(
         self, model: ManagedModel, client: bytes, keep_alive_s: float | None = None
     ) -> AsyncIterator[None]:
-        """Count a client's request while the context is open. Then store its keep-alive."""
+        """Count a client's request while the context is open. Then store the keep-alive time."""
         model.users += 1
         try:
             yield
@@ -292,7 +292,7 @@ class ModelSupervisor:
             self._has_changed()
 
     def running(self, model: ManagedModel) -> ModelProcess | None:
-        """Return a loaded model's process, or None. Raises NoRoomError if the model must yield."""
+        """Return a loaded model's process, or None. Raises NoRoomError if it must make room."""
         if not model.loaded:
             return None
         if model.yields_to is not None and self._waits(model.yields_to):
@@ -401,7 +401,7 @@ class ModelSupervisor:
         return True
 
     def _others(self, model: ManagedModel) -> list[ManagedModel]:
-        """Return the loaded models except ``model``, beginning with the longest unused idle one."""
+        """Return the other loaded models: idle before busy ones, and the longest unused first."""
         return [other for other in reversed(self.loaded) if other is not model]
 
     def _victims(self, model: ManagedModel, missing: int) -> list[ManagedModel]:
@@ -416,8 +416,8 @@ class ModelSupervisor:
         return victims
 
     def _goes_at(self, model: ManagedModel, other: ManagedModel) -> float:
-        """Return the time at which ``model`` may be unloaded for the waiting model ``other``: after
-        enough idle time, or when it has been loaded and ``other`` has waited for ``_turn_s``."""
+        """Return the time at which ``model`` may be unloaded for ``other``: ``_turn_s`` after both
+        the load of ``model`` and the start of ``other``'s wait, or sooner if idle long enough."""
         if model.pinned or model.loading is not None:
             return math.inf
         assert other.waits_since is not None
@@ -440,7 +440,7 @@ class ModelSupervisor:
                 other.yields_to = None
 
     def _kept_bytes(self, model: ManagedModel) -> int:
-        """Return the bytes to keep for models ahead in the line that have waited ``_turn_s``."""
+        """Return the bytes to keep for models ahead of ``model`` that have waited a whole turn."""
         assert model.waits_since is not None
         latest = self._clock() - self._turn_s
         return sum(

@@ -1,4 +1,4 @@
-"""Ollama's API for several models: routes that list and show models, and unloading of a model."""
+"""Ollama's API for several models: routes that list and show models, and requests to unload one."""
 
 import asyncio
 from collections.abc import Callable
@@ -82,8 +82,8 @@ def info_of(front: Front, model: ManagedModel, abilities: Abilities = NO_ABILITI
 
 
 def state_of(front: Front, model: ManagedModel, size_bytes: int | None) -> Loaded:
-    """Return a loaded model's state. If its memory is unknown (None), assume all that it may take:
-    its process is busy or hangs, and Ollama's clients expect a number."""
+    """Return a loaded model's state. If ``size_bytes`` is None, since the process is busy or hangs,
+    use the most that the model may take, because Ollama's clients expect a number."""
     assert model.needs is not None
     wait_s = front.models.kept_for_s(model)
     until = None if wait_s is None else datetime.now(UTC) + timedelta(seconds=wait_s)
@@ -93,7 +93,7 @@ def state_of(front: Front, model: ManagedModel, size_bytes: int | None) -> Loade
 
 
 async def taken_bytes(process: ModelProcess, headers: Headers) -> int | None:
-    """Ask a model's process for the memory that it takes now. Return None without an answer."""
+    """Ask a model's process how much memory it takes now. Return None if it does not answer."""
     with suppress(NoAnswerError):
         answer = await process.get(PS.encode(), headers)
         if answer.status == 200:

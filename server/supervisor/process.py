@@ -30,12 +30,12 @@ from typing import Any
 import httpcore2
 import structlog
 
-# Shorter than a model's process keeps an idle connection, so that the process never closes one.
+# The supervisor closes a connection that is idle for this long, before the process would close it.
 IDLE_CONNECTION_S = 60.0
 MAX_IDLE_CONNECTIONS = 64
-# Until it is ready, a process must send a new message within this time after the last one.
+# A loading process must send a new message at most this long after the previous message.
 STALL_TIMEOUT_S = 120.0
-# The log has no lines of progress of weights that are loaded in less time than this.
+# The log shows progress only once the loading of weights has taken at least this time.
 QUIET_S = 1.0
 PING_INTERVAL_S = 5.0
 # The supervisor kills a process after this number of unanswered pings.
@@ -79,7 +79,7 @@ class Start:
     """The settings with which the processes of all models are started."""
 
     command: Sequence[str]
-    """The program. The descriptors of a listening and a connected socket are its arguments."""
+    """The command line, without the last arguments: the descriptors of HTTP and message socket."""
     folder: Path
     """The folder for Unix sockets, which only this user can enter."""
     stop_s: float
@@ -144,7 +144,7 @@ class ModelProcess:
                     *map(str, numbers),
                     pass_fds=numbers,
                     stdin=asyncio.subprocess.DEVNULL,
-                    # A terminal's Ctrl-C must not reach the process, which the supervisor ends.
+                    # The supervisor ends the process. A terminal's Ctrl-C must not reach it.
                     start_new_session=True,
                 )
             except BaseException:
@@ -299,7 +299,7 @@ class ModelProcess:
 
     async def _hear_all(self) -> None:
         """Read messages until the connection ends. Raises TimeoutError if loading makes no
-        progress, and Python's errors for a malformed line or a line of more than 64 KiB."""
+        progress. A malformed line or a line of more than 64 KiB also raises an error."""
         last = b""
         while True:
             async with asyncio.timeout_at(self._due):
