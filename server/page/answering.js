@@ -3,7 +3,7 @@
 import { ask, askJson, events } from "./api.js";
 import { messagesOf, readFacts } from "./conversation.js";
 
-// Most lookups of a stopped request's figures, which the server lists only after the engine has ended the request.
+// Maximum number of lookups of a stopped request's figures. The server lists them once the engine has ended it.
 const LOOKS = 8;
 const LOOK_EVERY_MS = 250;
 

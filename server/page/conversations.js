@@ -86,7 +86,7 @@ export class Conversations {
     setText(at("conversations-note"), problem || rule);
   }
 
-  // Finds a conversation. The open one or one that is being answered may be newer than its stored copy.
+  // Returns a conversation. While it is open or being answered, the object in memory may be newer than the stored copy.
   async #find(id) {
     if (id === this.#current.id) return this.#current;
     return this.pending.get(id)?.conversation ?? this.#store.get(id);

@@ -92,7 +92,7 @@ function pathOf(name, x, y) {
   return path;
 }
 
-// Returns the bytes between two grid lines: the smallest round number that, times four, is not below most.
+// Returns the bytes between two grid lines: the smallest round number that reaches most (the top value) in four steps.
 export function gridStep(most) {
   const unit = 1024 ** Math.floor(Math.log(Math.max(most, 1)) / Math.log(1024));
   const factors = [0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 256, 512, 1024];

@@ -42,7 +42,7 @@ export function makeCopyButton(label, getText) {
   return show("Copy", label);
 }
 
-// Copies text. In an insecure context (HTTP) there is no navigator.clipboard, and execCommand copies a selection.
+// Copies text. An insecure context (HTTP) has no navigator.clipboard, so execCommand copies a selection instead.
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);

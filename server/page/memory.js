@@ -155,7 +155,7 @@ function showHeaps({ geometry, heaps }) {
 
 // --- sequences, and states of conversations -----------------------------------------------------
 
-// Makes a row for a sequence or a conversation, with the colour that belongs to the number.
+// Makes a row for the sequence or the conversation with this number, in the number's colour.
 function makeColoured(number, className, track, facts) {
   const swatch = make("i", "swatch owner");
   const title = make("span", "title", `${number}`);

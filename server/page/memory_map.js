@@ -131,7 +131,7 @@ function layOut() {
 }
 
 // A cell's size is a whole number of pixels. The rest of the width becomes gaps between cells or heaps. The top margin
-// has room for the first heap's number if that number is higher than a row of cells.
+// has room for the label of the first heap if the label is taller than a row of cells.
 function makeGrid(cell, rows, width, perHeap, heaps) {
   const columns = Math.ceil(perHeap / rows);
   const between = cell < SHAPES_FROM_PX ? 6 : LABEL_PX;
@@ -218,7 +218,7 @@ function drawLegend() {
   at("map-legend").replaceChildren(...Object.entries(STATES).map(([kind, [title]]) => draw([kind, title])));
 }
 
-// Reads the colours from the style sheet. chroma replaces the strength of the colours for sequences.
+// Reads the colours from the style sheet. If chroma is given, it replaces the chroma of the sequences' colours.
 function readColours(chroma = null) {
   const style = getComputedStyle(document.documentElement);
   const [lightness, usual] = ["--owner-lightness", "--owner-chroma"].map((name) => style.getPropertyValue(name));

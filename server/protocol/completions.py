@@ -72,7 +72,7 @@ class CompletionRequest(OpenAISamplingFields):
     @property
     def prompt_logprobs(self) -> int | None:
         """The number of alternative tokens to report per prompt token, or None to report nothing.
-        It is at least 0 if nothing is generated, since the engine then requires such a report."""
+        For an echo without an answer it is never None, because the engine then needs a report."""
         if not self.echo:
             return None
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs

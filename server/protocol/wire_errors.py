@@ -12,7 +12,7 @@ from engine.types import FORM_LIMITS
 MAX_NAMED_PROBLEMS = 3
 SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_NAME_CHARS = 200
-# Retry-After for a client that gets 429 because of other clients' requests.
+# Value of the header Retry-After if no better estimate of the wait is known.
 RETRY_AFTER_S = 1
 # The engine's reason for ending requests at shutdown.
 SHUTTING_DOWN = "the server is shutting down"

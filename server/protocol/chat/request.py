@@ -41,8 +41,8 @@ class ContinuationFields(WireModel):
     add_generation_prompt: bool | None = None
 
     def continues(self, last: Turn, *, marked: bool, needs_prompt: bool = True) -> bool:
-        """Return True if the answer continues the last message. ``marked`` is True if the message
-        has ``prefix``, ``needs_prompt`` if an answer will be generated. Raises ApiError."""
+        """Return True if the answer continues the last message. ``marked``: the message has
+        ``prefix``. ``needs_prompt``: an answer will be generated. Raises ApiError."""
         if not (marked or self.continue_final_message):
             if needs_prompt and self.add_generation_prompt is False:
                 raise invalid(

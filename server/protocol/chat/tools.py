@@ -108,7 +108,7 @@ def with_loaded(
     tools: Iterable[PlacedTool], loaded: Iterable[PlacedTool], *, searched: bool
 ) -> list[PlacedTool]:
     """Add the ``loaded`` tools, which messages define, except those whose names are in ``tools``.
-    If ``searched``, clients rely on a search that quire lacks, so prompts show all ``tools``."""
+    If ``searched``, the client wants a tool search. quire has none: prompts show all ``tools``."""
     first = [(replace(it, deferred=it.deferred and not searched), place) for it, place in tools]
     names = {tool.name for tool, _ in first}
     late = {tool.name: (replace(tool, deferred=True), place) for tool, place in loaded}

@@ -1,4 +1,4 @@
-"""Convert deltas, the generated parts of an answer, to events and the object of /v1/messages."""
+"""Convert deltas, the generated parts of an answer, to a stream or one object of /v1/messages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -146,7 +146,7 @@ class MessageAnswer:
     kept_tokens: int
     """The number of prompt tokens that are in the prefix cache after the request."""
     counts_cache: bool = False
-    """True if tokens read from or written to the cache are counted apart."""
+    """True if input_tokens must exclude tokens read from or written to the cache."""
     context_ends_it: bool = False
     """True if the context length leaves fewer tokens than the request's max_tokens."""
     cache_report: bool = False

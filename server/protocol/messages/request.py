@@ -116,7 +116,7 @@ READ = frozenset(
 
 
 class Source(WireModel):
-    """The source of an image or a document. Only a source that is text is read."""
+    """The source of an image or a document. Only text sources are read."""
 
     type: str | None = None
     data: str | None = None
@@ -213,7 +213,7 @@ class InputMessage(WireModel):
     content: str | ListOf[Block]
 
     def added_tools(self, place: str) -> Iterator[tuple[OfferedTool, str]]:
-        """Yield the tools that the message defines, each with the field's name for errors."""
+        """Yield the tools that the message defines, each with the name of its field for errors."""
         for number, block in enumerate(self.content if isinstance(self.content, list) else ()):
             if block.tool is not None and block.tool.definition is not None:
                 yield block.tool.definition, f"{place}.content[{number}].tool.definition"

@@ -1,4 +1,4 @@
-"""Convert deltas, the generated parts of an answer, to a response and events of /v1/responses."""
+"""Convert deltas, the generated parts of an answer, to a stream or one object of /v1/responses."""
 
 import time
 from collections.abc import Callable
