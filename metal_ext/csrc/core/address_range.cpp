@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kUnmapPieceBytes = size_t{64} << 20;
 constexpr size_t kCommitPieceBytes = size_t{1} << 20;
 
-// Calls body(first, bytes) for pieces of at most piece_bytes of the blocks in one region.
+// Calls body(first, bytes) for pieces of a region's blocks. A piece has at most piece_bytes bytes.
 template <class Body>
 void in_pieces(
     const AddressRange& range, size_t region, size_t block, size_t count, size_t piece_bytes,

@@ -29,7 +29,7 @@ class AddressRange {
   virtual std::byte* region(size_t index) const = 0;
 
   // Maps blocks [heap_block, + count) of the heap to blocks [block, + count) of this range. Throws
-  // std::system_error and changes nothing if the process may have no more mappings. Throws
+  // std::system_error and changes nothing if the system allows no more mappings. Throws
   // std::logic_error if a block is mapped already, std::runtime_error if a failed call cannot be
   // undone.
   void map(
@@ -40,12 +40,12 @@ class AddressRange {
       const std::shared_ptr<Heap>& heap, int64_t heap_block, int64_t block, int64_t count);
   // Checks that the blocks lie inside the range and the heap, and that both geometries are equal.
   void check_map(const Heap& heap, int64_t heap_block, int64_t block, int64_t count) const;
-  // Throws std::logic_error if one of blocks [block, + count) is not mapped.
+  // Throws std::logic_error if a block of [block, block + count) is not mapped.
   void unmap(int64_t block, int64_t count);
 
   // Returns the number of tokens in the mapped blocks before the first unmapped block.
   size_t mapped_tokens() const;
-  // Returns the first read-only block with any of tokens [start, start + count), count > 0.
+  // Returns the first read-only block that has a token of [start, start + count). Rule: count > 0.
   std::optional<size_t> first_read_only(size_t start, size_t count) const;
 
  protected:
@@ -103,7 +103,7 @@ class SparseRange final : public HostRange {
   void unmap_memory(size_t block, size_t count) override;
 
  private:
-  // Unmaps [first, first + bytes), even when the process may have no more mappings.
+  // Unmaps [first, first + bytes). Uses the spare page if the system allows no more mappings.
   void clear(std::byte* first, size_t bytes);
 
   std::byte* const base_;

@@ -18,8 +18,8 @@ namespace quire {
 //   | region 0: block 0 .. block h-1 | region 1: block 0 .. block h-1 | ...
 class Geometry {
  public:
-  // page_bytes must be a multiple of the system's page. region_row_bytes has the bytes of a token
-  // in each region. Throws std::out_of_range or std::invalid_argument that names the argument.
+  // page_bytes must be a multiple of the system's page size. region_row_bytes lists for each region
+  // the size of a token. Throws std::out_of_range or std::invalid_argument, and names the argument.
   Geometry(
       int64_t page_bytes,
       int64_t tokens_per_block,

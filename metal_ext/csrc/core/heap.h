@@ -19,10 +19,10 @@ class Heap {
 
   const Geometry& geometry() const { return geometry_; }
 
-  // Returns the bytes that the system counts as used by this heap. Any thread may call this.
+  // Returns how many bytes of this heap the system counts as used. Any thread may call this.
   virtual size_t committed_bytes() const = 0;
-  // Gives the memory of unmapped blocks [first, + count) back to the system. Throws
-  // std::logic_error for a part of the heap if releases_blocks() is false.
+  // Gives the memory of unmapped blocks [first, first + count) back to the system. If
+  // releases_blocks() is false, throws std::logic_error unless these are all blocks of the heap.
   void release(int64_t first, int64_t count);
   virtual bool releases_blocks() const = 0;
 
@@ -49,7 +49,7 @@ class SharedHeap final : public Heap {
  private:
   mutable std::mutex mutex_;  // guards fd_, which release_memory() replaces on a Mac
   int fd_;
-  // True if macOS counts the heap as used, which it does in full from the first mapping on.
+  // True if macOS counts the heap as used. The first mapping makes macOS count the whole heap.
   mutable bool is_charged_ = false;
 };
 

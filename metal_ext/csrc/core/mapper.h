@@ -20,7 +20,7 @@ class Mapper {
   ~Mapper();  // finishes all submitted operations
 
   uint64_t submit(std::function<void()> operation);
-  // Submits an operation. If it throws std::system_error, refused() returns true for its ticket.
+  // Like submit(), but if the operation throws std::system_error, refused(ticket) returns true.
   uint64_t attempt(std::function<void()> operation);
   // Returns true, once per ticket, if the system refused the operation with this ticket. Throws
   // std::logic_error if the operation is not complete.

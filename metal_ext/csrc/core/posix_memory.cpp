@@ -147,8 +147,8 @@ void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writabl
 
 void populate(void* address, size_t bytes) noexcept {
 #ifdef __linux__
-  // On failure (an old Linux, or no memory), first writes take page faults. To commit the memory by
-  // writing to it could raise SIGBUS, which this call does not.
+  // On failure (an old Linux, or no memory), first writes take page faults. Writing to the
+  // memory would commit it, too, but could raise SIGBUS. This call cannot.
   (void)madvise(address, bytes, MADV_POPULATE_WRITE);
 #else
   (void)address, (void)bytes;

@@ -12,7 +12,7 @@ size_t system_page_bytes();
 int create_shared_memory(size_t bytes);
 void close_shared_memory(int fd);
 
-// Returns the bytes that the system counts as used: st_blocks on Linux, all bytes on a Mac.
+// Returns how many bytes the system counts as used: st_blocks on Linux, all bytes on a Mac.
 size_t shared_memory_committed(int fd);
 
 // True if a part of a shared-memory file can be given back to the system.
@@ -25,8 +25,8 @@ constexpr bool kPunchesHoles = false;
 void punch_hole(int fd, size_t offset, size_t bytes);
 
 // Reserves addresses without memory. The last eight bytes of the header page hold `bytes`, because
-// MLX's CPU allocator stores a size there, too. When the process may have no more mappings, giving
-// up the spare page frees one, with which a change that failed half-way can be undone.
+// MLX's CPU allocator stores a size there, too. When the system allows no more mappings, giving up
+// the spare page frees one. With this mapping, a change that failed half-way can be undone.
 //   | spare page, read only | header page, readable | reserved addresses: any access is SIGSEGV ...
 //                                                   ^ base
 std::byte* reserve_addresses(size_t bytes);
@@ -40,9 +40,9 @@ void map_shared(void* address, size_t bytes, int fd, size_t offset, bool writabl
 void populate(void* address, size_t bytes) noexcept;
 void map_private_zeros(void* address, size_t bytes);  // committed by the first write
 void map_nothing(void* address, size_t bytes);        // only reserves the addresses again
-// Gives memory of map_private_zeros() back to the system. Later reads give zeros.
+// Gives memory from map_private_zeros() back to the system. Later reads give zeros.
 void give_back_private(void* address, size_t bytes);
-// Returns how many bytes of map_private_zeros() occupy memory, in whole pages.
+// Returns how many bytes from map_private_zeros() are committed, counted in whole pages.
 size_t private_committed(void* address, size_t bytes);
 
 }  // namespace quire

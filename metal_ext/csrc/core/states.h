@@ -6,7 +6,7 @@
 #include <vector>
 
 // State slots: each holds the states of all recurrent layers of one sequence at one position. This
-// file has the slots' memory, and a step's rows divided where slots are read or written.
+// file defines the slots' memory, and divides a step's rows where slots are read or written.
 namespace quire {
 
 // The memory of state slots, which holds zeros at first, and is committed by the first write.
@@ -35,21 +35,21 @@ class StateMemory {
   std::byte* address_;
 };
 
-// A request to write the state after a segment's first `rows` rows to the slot at `address`.
+// A request to fill the slot at `address` with the state after a segment's first `rows` rows.
 struct StateWrite {
   int64_t rows;
   int64_t address;
 };
 
-// Consecutive rows of one sequence. `read` is the address of the slot with the state before these
-// rows, or 0 for zeros.
+// Consecutive rows of one sequence. `read` is the address of the slot that holds the state
+// before these rows, or 0 if that state is all zeros.
 struct StateSegment {
   int64_t count;
   int64_t read;
   std::vector<StateWrite> writes;  // ascending by rows; the last follows all rows
 };
 
-// A step's rows, with the state slots that the rows read and write. All recurrent layers use one
+// A step's rows, with the state slots that the rows read and write. All recurrent layers share one
 // object. A tile has 64 rows. A run ends where a segment or a tile ends, or at a write to a slot:
 //   rows      | segment 0              | segment 1 ........................ |
 //   tiles     | tile 0 ................ | tile 1 ......... | tile 2 ....... |
@@ -82,8 +82,8 @@ class StateRows {
     std::vector<Part> parts;
   };
 
-  // Keeps `memories`, which hold all slots, alive. Throws std::out_of_range for a slot outside
-  // these memories, std::invalid_argument unless a segment's writes ascend to its count.
+  // Keeps `memories`, which hold all slots, alive. Throws std::out_of_range for slots outside them
+  // or writes that do not ascend, std::invalid_argument unless the last write is after all rows.
   StateRows(
       const std::vector<StateSegment>& segments,
       std::vector<std::shared_ptr<StateMemory>> memories);

@@ -6,7 +6,7 @@
 
 #include "core/checked.h"
 
-// Implements the thread pool. An idle helper thread checks for the next run() before it sleeps.
+// Implements the thread pool. Idle helper threads check for work for a short time, and then sleep.
 namespace quire {
 namespace {
 

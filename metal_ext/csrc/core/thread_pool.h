@@ -26,8 +26,8 @@ class ThreadPool {
   using Task = std::function<void(size_t index, size_t worker)>;
 
   // Runs task(index, worker) once for each index below count. Tasks that run at the same time have
-  // different `worker` numbers. Tasks must not throw. The caller must hold the lock of hold(). If
-  // `shared` is false, only the calling thread works, and run() may be called inside a task.
+  // different `worker` numbers. Tasks must not throw. The caller must hold the lock that hold()
+  // returns. If `shared` is false, only the calling thread works, and a task may call run().
   void run(size_t count, const Task& task, bool shared = true);
 
   // Runs body(index, worker) for each index below count, `at_once` indices in one task.
