@@ -85,7 +85,7 @@ class ArenaHeap final : public DeviceHeap {
   const size_t slice_;
 };
 
-// A dense range: one block for a whole context, at the addresses of a slice in Arena.
+// A range of the dense kind. The block for a whole context lies in a slice of Arena's buffer.
 class ArenaRange final : public DeviceRange {
  public:
   ArenaRange(std::shared_ptr<Context> context, std::shared_ptr<Arena> arena)

@@ -29,7 +29,7 @@ struct Context {
   const Capabilities capabilities;
   const Kind kind;
   const Geometry geometry;
-  // True if mappings may change while steps run. False only on the sparse kind.
+  // True if mappings may change while steps run. Always true on the paged and dense kinds.
   const bool maps_beside_steps;
   Health health;
   Epochs epochs;

@@ -74,8 +74,8 @@ class DeviceHeap : public Heap {
   const std::shared_ptr<Context>& context() const { return context_; }
 
  protected:
-  // Rule: a heap is released only when no block is mapped and no step runs. If steps may run, this
-  // function waits for a moment without any. If none comes in time, the heap keeps its memory.
+  // Rule: a heap is released only when no block is mapped and no step runs. If steps run, this
+  // function waits for their end. If new steps begin all the time, the heap keeps its memory.
   void release_memory(size_t first, size_t count) override;
 
   // make() allocates memory, which Context::settle() later makes resident, or throws

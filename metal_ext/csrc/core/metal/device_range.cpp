@@ -95,8 +95,8 @@ void DeviceRange::unmap_memory(size_t block, size_t count) {
   const auto point = context_->mapping_point("blocks cannot be unmapped");
   uint64_t last_used;
   {
-    // The blocks already count as unmapped, so that use() refuses new steps. last_used_ is the
-    // newest of the earlier steps.
+    // The blocks already count as unmapped, so use() refuses new steps. last_used_ is the epoch of
+    // the newest earlier step.
     const std::lock_guard books(context_->books);
     last_used = last_used_;
   }

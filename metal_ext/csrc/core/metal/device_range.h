@@ -13,7 +13,7 @@
 // Address ranges of a GPU: what is common to the sparse, paged and dense kinds of memory.
 namespace quire::metal {
 
-// A place in a buffer of a range, for an MLX array that views the range.
+// The start of a region in one of a range's buffers, for MLX arrays that view the region.
 struct BufferPlace {
   MTL::Buffer* buffer;
   uint64_t offset;
@@ -59,15 +59,15 @@ class DeviceRange : public AddressRange {
   virtual std::vector<uint64_t> page_addresses(size_t blocks) const;
 
  protected:
-  // A block of a heap that is mapped to a block of this range, or no heap if none is mapped.
+  // The block of a heap that is mapped to a block of this range. If there is none, `heap` is null.
   struct Place {
     std::shared_ptr<DeviceHeap> heap;
     size_t block = 0;
     bool observed = false;  // whether the mapping is complete and the block filled
   };
 
-  // attach() maps blocks and fills writable ones with zeros. It returns false if Bundle is to do
-  // both and call observe() or withdraw() later. detach() unmaps blocks. copy() copies rows.
+  // attach() maps blocks, and fills writable ones with zeros. It returns false if Bundle does this
+  // later, and then calls observe() or withdraw(). detach() unmaps blocks. copy() copies rows.
   virtual bool attach(const Run& run) = 0;
   virtual void detach(size_t block, size_t count) = 0;
   virtual void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) = 0;
@@ -80,7 +80,7 @@ class DeviceRange : public AddressRange {
   void commit_memory(size_t, size_t) final {}
   void unmap_memory(size_t block, size_t count) final;
 
-  // Context::books guards all writes, and reads outside the mapper's thread.
+  // Only the mapper's thread may call this without holding Context::books.
   const Place& place(size_t block) const { return places_[block]; }
 
  private:

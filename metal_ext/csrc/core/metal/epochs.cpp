@@ -82,7 +82,7 @@ void Epochs::abandon(uint64_t epoch) {
   if (epoch == 0 || epoch > started_) {
     throw std::logic_error("epoch " + std::to_string(epoch) + " was never started");
   }
-  // The event is not set: its value would also complete earlier steps, which may still run.
+  // The event stays as it is: setting it would also complete earlier steps, which may still run.
   if (epoch > completed_locked()) {
     abandoned_.insert(epoch);
   }

@@ -82,7 +82,7 @@ class Probe {
  private:
   void lacks(Kind kind, const std::string& what) { found_.missing.push_back({kind, what}); }
 
-  // Records each of these messages that the object lacks, for each of these kinds of memory.
+  // Records every method in `selectors` that the object lacks, once per kind of memory in `kinds`.
   void demand(
       std::span<const Kind> kinds, const void* object, const char* whose,
       std::span<const char* const> selectors) {

@@ -41,8 +41,8 @@ struct Capabilities {
   std::vector<std::string> missing_for(Kind kind) const;
 };
 
-// Records the first failure or timeout of the device. Afterwards mappings may be wrong, so that the
-// device gets no more work and nothing is released: a mistake in mappings can crash a Mac.
+// Records the first failure or timeout of the device. After that, mappings may be wrong. So the
+// device gets no more work, and nothing is released: a mistake in mappings can crash a Mac.
 class Health {
  public:
   explicit Health(std::chrono::nanoseconds timeout) : timeout_(timeout) {}

@@ -39,8 +39,8 @@ Kernel zero_blocks_kernel();
 Kernel copy_blocks_kernel();
 Kernel mark_step_kernel();
 
-// Returns the source of a library with these kernels, whose templates must be in one file. The
-// source has the files that this file includes, the file, and the instances of its templates.
+// Returns the source text of a library of kernels. All kernels must come from one file. The text is
+// this file with its includes expanded, and then an instance of the template for each kernel.
 std::string library_text(const std::vector<Kernel>& kernels);
 
 // Returns the text of a file of kernels/metal. Throws std::logic_error for an unknown name.

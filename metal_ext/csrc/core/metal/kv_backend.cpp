@@ -9,7 +9,7 @@
 namespace quire::metal {
 namespace {
 
-// The objects of a backend that could not shut down, and which are therefore never released.
+// The objects of a backend that could not shut down. They are never released.
 struct Kept {
   std::shared_ptr<Context> context;
   std::shared_ptr<Arena> arena;
@@ -228,7 +228,7 @@ KVBackend::~KVBackend() {
   } catch (const std::exception&) {  // after a bug too, nothing is released
   }
   if (!ended) {
-    // The GPU's commands may still use this memory, so that it is never released.
+    // This memory is never released, because commands of the GPU may still use it.
     new Kept{context_, arena_, slots_, std::move(heaps_), std::move(ranges_)};
   }
 }

@@ -22,9 +22,9 @@ namespace quire::metal {
 // All heaps and ranges of one kind and geometry on one device, with their queues, events and
 // residency sets. The mapper's thread maps, and the engine's thread does everything else.
 //
-// Rule: a sparse backend without maps_beside_steps maps, unmaps and releases only while no step
-// runs, and no step starts before finish_mappings(). Else std::logic_error is thrown. Rule: only
-// shutdown() releases device objects, because MLX's command buffers use but do not retain them.
+// Rule of the sparse kind without maps_beside_steps: memory is mapped, unmapped or released only if
+// no step runs, and no step starts before finish_mappings(). Else std::logic_error is thrown. Rule:
+// only shutdown() releases device objects, because MLX's command buffers do not retain them.
 class KVBackend {
  public:
   struct Options {
@@ -70,9 +70,9 @@ class KVBackend {
   // Allocates a released heap's memory again, so that its blocks can be mapped. Throws
   // std::system_error(ENOMEM) if the device refuses.
   void commit(Heap& heap);
-  // Waits for the step that last wrote the source block, whose commands must be committed. Then
-  // copies the block's first `tokens` rows in every region. Throws std::logic_error if the target
-  // range may not write the block.
+  // Waits for the step that last wrote the source block, and copies the block's first `tokens` rows
+  // in every region. The step's commands must be committed. Throws std::logic_error if the target
+  // range must not write the target block.
   void copy_block(
       AddressRange& source, size_t source_block, AddressRange& target, size_t target_block,
       size_t tokens);

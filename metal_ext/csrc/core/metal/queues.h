@@ -17,8 +17,8 @@ using MappingOperation = MTL4::UpdateSparseBufferMappingOperation;
 // Returns Metal's name for pages of 16, 64 or 256 KiB. Throws std::invalid_argument otherwise.
 MTL::SparsePageSize sparse_page_size(size_t bytes);
 
-// Maps and unmaps sparse buffers in batches of at most kMaxOperations operations, whose ranges and
-// offsets count pages.
+// Maps and unmaps sparse buffers in batches of at most kMaxOperations operations. The range and the
+// offset in an operation are in pages, not bytes.
 //   maps:    call | signal 1 | call | signal 2 | ... | CPU waits for the last
 //   unmaps:  call | signal 3 | CPU waits | call | signal 4 | CPU waits | ...
 // A signal stands between any two batches, because the system has crashed without one. Only one
@@ -32,9 +32,9 @@ class MappingQueue {
   MappingQueue(MTL::Device* device, Health& health);
 
   MTL4::CommandQueue* queue() const { return queue_.get(); }
-  // The maps are complete when finish() returns. No command may use the memory before.
+  // The mappings are complete when finish() returns. No command may use the memory before that.
   void map(MTL::Buffer* buffer, MTL::Heap* heap, std::span<const MappingOperation> operations);
-  // The unmaps, and all earlier maps, are complete when the call returns.
+  // When the call returns, the memory is unmapped, and all earlier mappings are complete.
   void unmap(MTL::Buffer* buffer, std::span<const MappingOperation> operations);
   void finish();
 
@@ -57,8 +57,8 @@ class MappingQueue {
 // returns when the GPU has finished.
 class BlockWork {
  public:
-  // Compiles the kernels. Throws std::system_error(ENOMEM) without a queue or event, and
-  // std::runtime_error with the compiler's message.
+  // Compiles the kernels. Throws std::system_error(ENOMEM) if the device makes no queue or event,
+  // and std::runtime_error with the compiler's message.
   BlockWork(MTL::Device* device, Health& health);
 
   MTL::CommandQueue* queue() const { return queue_.get(); }

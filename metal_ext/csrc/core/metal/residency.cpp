@@ -184,7 +184,7 @@ void Residency::put_on_own(ResidentSet& set) {
   }
 }
 
-// Moves memory without a set into the open set or a new one. Returns the set if changed, else null.
+// Moves waiting memory into the open set, or else a new one. Returns the set, or null if unchanged.
 NS::SharedPtr<MTL::ResidencySet> Residency::fill(size_t most) {
   if (!open_) {
     if (empty_.empty()) {

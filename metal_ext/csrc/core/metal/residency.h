@@ -53,8 +53,8 @@ class Heartbeat {
 };
 
 // A residency set: memory that the GPU keeps resident, and the queues that use the set. One thread
-// at a time may call methods. A set that a running command uses may only be requested and added to
-// queues.
+// at a time may call methods. While a command uses the set, no member may be added or removed, but
+// put_on() may be called, and residency may be requested.
 class ResidentSet {
  public:
   static constexpr uint64_t kAnySize = std::numeric_limits<uint64_t>::max();
@@ -99,15 +99,15 @@ class ResidentSet {
 // residency sets (macOS 14), unattached() lists the resources that encoders must use.
 class Residency {
  public:
-  // The most percent of the GPU's usable memory in a set. macOS makes whole sets resident, and one
-  // large set delayed a step (MLX's pull request 4211, from which this number comes).
+  // Largest size of a set, in percent of the GPU's usable memory. macOS makes whole sets resident,
+  // and one large set delayed a step (MLX's pull request 4211, from which this number comes).
   static constexpr uint64_t kSetPercent = 5;
-  // A queue takes 32 sets (Metal's feature set tables). MLX uses one, and the rest is spare.
+  // A queue takes 32 sets (Metal's feature set tables). MLX uses one, and seven stay unused.
   static constexpr size_t kMostSets = 24;
   // The least number of sets that the weights leave to heaps and buffers.
   static constexpr size_t kLeftByWeights = 4;
 
-  // macOS 26 unwires memory one second after its last use (source: llama.cpp's pull request 17766).
+  // Less than the 1 s after which macOS 26 unwires unused memory (llama.cpp's pull request 17766).
   static constexpr std::chrono::milliseconds kInterval{500};
 
   struct Options {
@@ -123,7 +123,7 @@ class Residency {
   Residency(MTL::Device* device, const Health& health, const Options& options);
   ~Residency() { end(); }
 
-  // Returns the most bytes of a set with several members, or 0 if the device has no limit.
+  // Returns the largest size of a set of several members in bytes, or 0 if there is no limit.
   uint64_t set_bytes() const { return set_bytes_; }
   // Adds new memory for the next settle(), from any thread. `bytes` counts towards the working set.
   void add(MTL::Buffer* buffer, uint64_t bytes);
@@ -175,7 +175,7 @@ class Residency {
   const Health& health_;
   const Options options_;
   const uint64_t set_bytes_;
-  // Held while sets are made, emptied or requested.
+  // Held while sets are made or emptied, or their residency is requested.
   std::mutex changes_;
   std::vector<ResidentSet> empty_;  // spare sets for make_sets()
   mutable std::mutex books_;  // guards the members below; never held for long
@@ -190,7 +190,7 @@ class Residency {
   NS::SharedPtr<MTL::CommandQueue> work_;
   std::vector<MTL::Resource*> unattached_;
 
-  // The last time at which all sets were used or requested.
+  // The last time at which all sets were used, or the residency of all was requested.
   std::atomic<std::chrono::steady_clock::time_point> fresh_;
   std::unique_ptr<Heartbeat> heartbeat_;  // null without residency sets, and if `keep` is 0
 };

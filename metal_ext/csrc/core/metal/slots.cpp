@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kAlignment = 16;
 
-// Returns the slots per buffer: as many as fit into a residency set, or on the dense kind all.
+// Returns how many slots a buffer has: on the dense kind all, else as many as fit a residency set.
 size_t per_buffer(const Context& context, size_t count, size_t slot_bytes, size_t most) {
   if (slot_bytes == 0 || slot_bytes % kAlignment != 0) {
     throw std::invalid_argument(

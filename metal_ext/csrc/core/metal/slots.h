@@ -28,12 +28,12 @@ struct SlotSegment {
 // all recurrent layers of one sequence at one position. Only the engine's thread may call methods.
 //   buffer 0 | slot 0 | slot 1 | slot 2 |   buffer 1 | slot 3 | slot 4 | ...
 // Rule: a slot is overwritten only after every step that may use the slot has completed. But a
-// sequence may overwrite the slot that it reads, because the ordering handle (ops/ops.h) orders the
-// sequence's steps. If the rule is broken, use() throws std::logic_error before anything runs.
+// sequence may overwrite the slot that it reads, because MLX runs one sequence's steps in order
+// (see ops/ops.h). If the rule is broken, use() throws std::logic_error before anything runs.
 class Slots {
  public:
-  // `most` is the most bytes of a buffer. Throws std::invalid_argument unless slot_bytes is a
-  // multiple of 16, std::runtime_error if slots do not fit, std::system_error(ENOMEM) if refused.
+  // A buffer has at most `most` bytes. Throws std::invalid_argument unless slot_bytes is a multiple
+  // of 16, std::runtime_error if slots do not fit, std::system_error(ENOMEM) if memory is refused.
   Slots(Context& context, size_t count, size_t slot_bytes, size_t most);
 
   size_t count() const { return uses_.size(); }
@@ -44,20 +44,20 @@ class Slots {
   MTL::Buffer* arena() const;
 
   // Records the slots that a step uses, and checks the rule. Throws std::out_of_range for an
-  // unknown slot, std::invalid_argument unless a segment's writes ascend to its count.
+  // unknown slot, std::invalid_argument unless writes ascend and the last one is after all rows.
   void use(uint64_t epoch, const std::vector<SlotSegment>& segments);
 
   void drop() { buffers_.clear(); }
 
  private:
-  // The epochs (numbers) of the newest steps that wrote and that read a slot, or 0.
+  // The epoch (number) of the last step that wrote a slot, and of the last that read it. 0 if none.
   struct Use {
     uint64_t written = 0;
     uint64_t read = 0;  // by sequences that do not write the slot
   };
 
   void check(const SlotSegment& segment) const;
-  // `readers` has the number of the step's segments that read each slot.
+  // `readers` is {slot: number of segments of this step that read the slot}.
   void check_use(
       uint64_t epoch, const SlotSegment& segment, const std::map<size_t, size_t>& readers) const;
 

@@ -77,8 +77,8 @@ class SparseBufferRange final : public DeviceRange {
   void prepare_unmap() override;
 
  private:
-  // Returns the mapping operations of each buffer: one for all blocks in each region, because heaps
-  // and ranges are both ordered by region.
+  // Returns a list of mapping operations for each buffer. One operation is for all blocks of a
+  // region, because these blocks are adjacent both in heaps and in ranges.
   std::vector<std::vector<MappingOperation>> operations(
       MTL::SparseTextureMappingMode mode, size_t heap_block, size_t block, size_t count) const;
 
