@@ -27,7 +27,7 @@ from server.routes.openapi import DescribedApp
 from server.routes.page import add_page_routes
 from server.routes.service import Service
 
-# Seconds between two checks whether the server is idle.
+# Seconds between two checks of whether the server is idle.
 LOOK_S = 15.0
 
 
@@ -55,7 +55,7 @@ async def release_when_idle(drain: Drain, keep_s: float, forget: Callable[[], No
 
 
 class TrailingSlash:
-    """Removes the slash at the end of a request's path, for routes and inner guards only."""
+    """Removes the slash at the end of a request's path. The guards still see the slash."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -71,7 +71,7 @@ ROUTES = (completions, embeddings, models, ollama, operations, responses, tokeni
 
 
 def create_app(service: Service) -> FastAPI:
-    """Make the ASGI application. At its start the engine is attached to the event loop."""
+    """Make the ASGI application. When it starts, it attaches the engine to the event loop."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

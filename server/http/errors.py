@@ -1,4 +1,4 @@
-"""Makes HTTP errors in the format of the API that the path belongs to, and security headers."""
+"""Makes HTTP errors in the format of the API at the path. Defines and adds security headers."""
 
 from collections.abc import Mapping
 from typing import Any

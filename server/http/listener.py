@@ -94,7 +94,7 @@ def _program_at(host: str, port: int) -> str | None:
 
 
 def _answer(host: str, port: int, path: str) -> bytes:
-    """Return the beginning of an HTTP answer, read within ASK_TIMEOUT_S. Raises OSError."""
+    """Return the beginning of an HTTP answer, after ASK_TIMEOUT_S at most. Raises OSError."""
     deadline = time.monotonic() + ASK_TIMEOUT_S
     request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     answer = b""

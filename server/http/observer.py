@@ -46,7 +46,7 @@ class RequestObserver:
         logs_requests: bool,
         model: str | None = None,
     ) -> None:
-        """``recent`` stores ended requests. ``model`` names the only model, if there is one."""
+        """``recent`` stores ended requests. ``model`` is None if there are several models."""
         self._app = app
         self._metrics = metrics
         self._recent = recent
@@ -57,7 +57,7 @@ class RequestObserver:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Count the response when it begins, since the route is known then."""
         if scope["type"] != "http":
-            # The server's start and end are no requests, and so bypass the guards.
+            # The server's start and end are not requests, so they bypass the guards.
             await scope["app"].router(scope, receive, send)
             return
         safe_send = adding(SAFE_HEADERS, send)

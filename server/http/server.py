@@ -24,14 +24,14 @@ from server.routes.service import Service
 
 # At the server's end, connections whose client does not read are cut after this many seconds.
 CLOSE_TIMEOUT_S = 1
-# Seconds between two looks whether the engine still runs, without which the server ends.
+# Seconds between two checks of the engine. If the engine no longer runs, the server ends.
 ENGINE_POLL_S = 2.0
 # Number of connections that wait until the server accepts them. The system may allow fewer.
 LISTEN_BACKLOG = 2048
 # Number of connections that asyncio accepts, or tries to accept, at a time.
 ACCEPTS_AT_ONCE = 16
-# File descriptors reserved for all but connections, such as model files. If the process
-# may open few files, half of them are reserved, but at least as many as an idle server has open.
+# File descriptors reserved for model files and anything else that is not a connection. If the limit
+# of open files is low, half of it is reserved, but at least as many as an idle server has open.
 OTHER_DESCRIPTORS = 256
 FEWEST_OTHER_DESCRIPTORS = 32
 
@@ -46,7 +46,7 @@ def listen(
     others: Sequence[socket.socket] = (),
 ) -> None:
     """Serve on ``listener`` and ``others`` until a signal arrives or the engine fails. Once clients
-    can connect, call ``ready`` with the address, or else log a line. Raises SettingError."""
+    can connect, call ``ready``, or log the address if ``ready`` is None. Raises SettingError."""
     config = http_config(settings, create_app(service), service.metrics)
     server = DrainedServer(config, service.client, service.drain, settings.server.drain_s)
 
@@ -82,7 +82,7 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
         host=settings.server.host,
         port=settings.server.port,
         http=guarded_protocol(limits, metrics),
-        # The default is uvloop if that is installed.
+        # Without this option, uvicorn uses uvloop if that is installed.
         loop="asyncio",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
@@ -93,21 +93,21 @@ def http_config(settings: Config, app: FastAPI, metrics: HttpMetrics) -> uvicorn
         proxy_headers=False,
         access_log=False,
         log_config=None,
-        # Clients can trigger uvicorn's warnings at will, so that only errors are logged.
+        # Only errors are logged, because clients can trigger uvicorn's warnings at will.
         log_level="error",
     )
 
 
 def connections_that_fit(connections: int) -> int:
     """Return how many of ``connections`` the raised limit of file descriptors allows, at least 1.
-    A connection counts twice, as a second one may be open for a moment to be refused."""
+    Each counts twice, because beside it another one may be open that is being refused."""
     allowed = raise_descriptor_limit()
     others = min(OTHER_DESCRIPTORS, max(FEWEST_OTHER_DESCRIPTORS, allowed // 2))
     return max(1, min(connections, (allowed - others) // 2))
 
 
 class FreshState(ServerState):
-    """Makes the header Date when a response needs it, in place of a timer that does each second."""
+    """Makes the header Date when a response needs it. uvicorn's timer would make it each second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__()
@@ -119,14 +119,14 @@ class FreshState(ServerState):
 
     @default_headers.setter
     def default_headers(self, _: list[tuple[bytes, bytes]]) -> None:
-        """Do nothing: uvicorn sets headers that become old."""
+        """Ignore the headers that uvicorn sets, because their date would become old."""
 
 
 class GuardedServer(uvicorn.Server):
     """A server that lets many connections wait in the backlog, and accepts few at a time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the server, then enlarge the backlog: asyncio accepts a whole backlog at once."""
+        """Start with a small backlog: asyncio accepts a whole backlog at once. Then enlarge it."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(LISTEN_BACKLOG)
@@ -186,8 +186,8 @@ def run(
     others: Sequence[socket.socket] = (),
 ) -> None:
     """Run a server on ``listener`` and ``others``. Call ``announce`` once clients can connect."""
-    # At its end uvicorn raises the signal again, for handlers from before its start. This handler
-    # does no harm then, and so the process ends with exit code 0.
+    # uvicorn sets this handler, too, but only while it serves. A signal just before or after that
+    # must not kill the process, because the exit code after a signal is 0.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, server.handle_exit)
     listeners = [listener, *others]

@@ -7,7 +7,7 @@ from server.http.errors import answer_with
 from server.metrics.requests import CountRefusal, Refusal
 from server.protocol.wire_errors import ApiError, body_too_large, come_back
 
-# At most this much of an unread body is read after the answer. Then the connection is closed.
+# At most this many bytes of an unread body are discarded before the answer ends.
 MAX_UNREAD_BYTES = 64 * 1024**2
 
 
@@ -43,7 +43,7 @@ class UnreadBody:
 
 
 def _brings_a_body(scope: Scope) -> bool:
-    """Return True if a body is sure to come. A client with ``Expect`` sends none if refused."""
+    """Return True if a body will come. A client that sent ``Expect`` sends no body if refused."""
     headers = Headers(scope=scope)
     is_long = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     return is_long and "expect" not in headers
@@ -95,7 +95,7 @@ class BodyLimit:
         except BodyRefusedError as refused:
             self._count(refused.reason)
             if "expect" in Headers(scope=scope):
-                # With Expect the client waits for permission, and sends no body after a refusal.
+                # A client that sent Expect waits for permission, and sends no body if refused.
                 refused.error.headers["Connection"] = "close"
             await answer_with(refused.error, scope, receive, send)
         finally:

@@ -79,7 +79,7 @@ HEADER_NAMES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class AllowedOrigins:
-    """The origins of pages that may send requests: local ones, programs, and configured ones."""
+    """Origins that may send requests: those of local pages and programs, and configured ones."""
 
     configured: frozenset[str]
     schemes: frozenset[str] = SCHEMES_OF_PROGRAMS
@@ -87,7 +87,7 @@ class AllowedOrigins:
 
     @classmethod
     def of(cls, access: AccessSection) -> "AllowedOrigins":
-        """Read the origins in the settings. Raises SettingError for other text, such as ``*``."""
+        """Read the origins in the settings. Raises SettingError for any other text, like ``*``."""
         found: set[str] = set()
         for text in access.allowed_origins:
             origin = _normal(text.rstrip("/")) if text != "null" else None
@@ -102,7 +102,7 @@ class AllowedOrigins:
 
     def has(self, origin: str, host: str) -> bool:
         """Return True if pages of ``origin`` may send requests. ``host`` is the request's Host
-        header. HostGuard has accepted it, so that pages of this host are this server's own."""
+        header. Pages of this host are this server's own, because HostGuard accepted the header."""
         parts = ORIGIN.fullmatch(origin.lower())
         if parts is None:
             return False
@@ -210,7 +210,7 @@ class AllowedHosts:
 
     hosts: frozenset[str | Address]
     any_address: bool
-    """True if a Host header may be any IP address, as the server listens on all addresses."""
+    """True if the server listens on all addresses. A Host header may then be any IP address."""
 
     @classmethod
     def of(cls, settings: Config) -> "AllowedHosts":
