@@ -87,7 +87,7 @@ def machines() -> dict[str, str]:
 
 
 def unfit_machines(plan: Plan, nodes: Collection[str]) -> dict[str, str]:
-    """Return ``{machine's id: why it cannot serve}``. Machines download missing model files."""
+    """Return ``{machine's id: why it cannot serve}``. Machines first download missing files."""
     tasks = []
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node, soft=False)

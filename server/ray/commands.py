@@ -40,11 +40,11 @@ def load_commands() -> Iterator[ModuleType]:
 
 def start(
     address: Annotated[
-        str | None, typer.Option(help="The address of this machine that the others reach.")
+        str | None, typer.Option(help="Address at which the other machines reach this one.")
     ] = None,
     port: Annotated[int | None, typer.Option(help="The port of the head.")] = None,
 ) -> None:
-    """Make this machine the head of a cluster, and print what to run on the others."""
+    """Make this machine the head of a cluster, and print the command for the other machines."""
     with load_commands() as run:
         typer.echo(run.start_cluster(address, port))
 
@@ -53,7 +53,7 @@ def join(
     head: Annotated[str, typer.Argument(help="HOST:PORT, as `quire cluster start` prints it.")],
     key_file: Annotated[
         Path | None,
-        typer.Option(help="A file of mode 0600 with the cluster's key; else it is asked."),
+        typer.Option(help="File of mode 0600 with the cluster's key. Default: ask for it."),
     ] = None,
     stay: Annotated[
         bool,
@@ -63,7 +63,7 @@ def join(
         ),
     ] = False,
 ) -> None:
-    """Make this machine one of a cluster's."""
+    """Make this machine a member of a cluster."""
     with load_commands() as run:
         if stay:
             run.stay_in_cluster(head, key_file, _ask_key, typer.echo)
@@ -77,7 +77,7 @@ def serve(
         str | None,
         typer.Option(
             metavar="N|LEAST-MOST",
-            help="How many; else one on each machine that it fits. A range: as many as are needed.",
+            help="How many replicas. Default: as many as fit. A range: as many as the load needs.",
         ),
     ] = None,
     per_machine: Annotated[int, typer.Option(min=1, help="Replicas on one machine, at most.")] = 1,
@@ -98,13 +98,13 @@ def serve(
         ),
     ] = False,
     address: Annotated[
-        str | None, typer.Option(help="With --start: this machine's, which the others reach.")
+        str | None, typer.Option(help="With --start: this machine's address, for the others.")
     ] = None,
     head_port: Annotated[
         int | None, typer.Option(help="With --start: the port of the head.")
     ] = None,
 ) -> None:
-    """Serve a model on all machines of the cluster, at one address; on the head."""
+    """Serve a model on all machines of the cluster at one address. Run this on the head."""
     with load_commands() as run:
         flags = {"server": {"host": host, "port": port}}
         counts = _read_counts(replicas)
@@ -117,13 +117,13 @@ def serve(
 
 
 def status() -> None:
-    """Say which machines there are, and how the replicas are; on the head."""
+    """Show the machines and the states of the replicas. Run this on the head."""
     with load_commands() as run:
         typer.echo(run.cluster_status())
 
 
 def stop() -> None:
-    """End what runs of a cluster on this machine; on the head, all of it."""
+    """Take this machine out of its cluster. On the head, this ends the whole cluster."""
     with load_commands() as run:
         typer.echo(run.stop_cluster())
 

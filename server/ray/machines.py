@@ -55,7 +55,7 @@ class MachineWatcher:
 
     @property
     def unfit(self) -> list[str]:
-        """Ray's ids of the machines that cannot serve. Removing an id would restart replicas."""
+        """Ids of machines that cannot serve. None is removed: that would restart all replicas."""
         return [node for node, fits in self._fits.items() if not fits]
 
     def look(self) -> bool:

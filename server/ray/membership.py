@@ -118,7 +118,7 @@ class Membership:
 
     @property
     def limiting_reports(self) -> list[ReplicaReport]:
-        """The reports that limit requests: all reports, or, without replicas, the newest report."""
+        """The reports that limit requests: all, or the last one received if no replica is left."""
         return self.reports or ([] if self._newest is None else [self._newest])
 
     @property

@@ -80,7 +80,7 @@ def start_head(folder: ClusterFolder, key: str, address: str, port: int) -> Node
 
 
 def join_head(folder: ClusterFolder, key: str, head: str) -> Node:
-    """Join the cluster whose first machine is ``head``, as HOST:PORT. Raises ClusterError."""
+    """Join a cluster. ``head`` is the HOST:PORT of its first machine. Raises ClusterError."""
     _check_not_running(folder)
     # Ray's processes need the head's IP address, and not a host name.
     address, head = addresses_of(head)
@@ -169,7 +169,7 @@ def addresses_of(head: str) -> tuple[str, str]:
 
 
 def check_key(folder: ClusterFolder, head: str) -> None:
-    """Raise ClusterError if the head does not answer, or has another key, so that TLS fails."""
+    """Raise ClusterError if the head does not answer, or if TLS fails because its key differs."""
     host, _, port = head.rpartition(":")
     context = ssl.create_default_context(cafile=folder.authority)
     context.load_cert_chain(folder.certificate, folder.private_key)

@@ -211,14 +211,14 @@ class RemoteEngine:
         another one. If all are full, wait up to ``silence_s`` until a replica has a free slot."""
         tried, losses, message = set[str](), 0, ""
         deadline = time.monotonic() + self._silence_s
-        # In a thread, as hashing a long prompt takes milliseconds and would delay other answers.
+        # Hash in a thread: a long prompt takes milliseconds, which would delay other answers.
         text = await asyncio.to_thread(routed_text, call.submission, self.limits)
         while losses < MAX_LOSSES and not call.has_begun:
             without = frozenset(tried | self.members.silent)
             if message and without.issuperset(self.members.names):
                 if message == REPLICA_LOST or time.monotonic() > deadline:
                     break
-                # All replicas together have a slot for this prompt (``check_room``): try again.
+                # ``check_room`` has found a free slot for this prompt, so try all replicas again.
                 tried.clear()
                 await asyncio.sleep(FULL_PAUSE_S)
                 continue
@@ -237,7 +237,7 @@ class RemoteEngine:
         self._fail(call, message)
 
     async def _follow(self, call: _Call, route: Route) -> None:
-        """Deliver a replica's events while an answer with a reader runs. Raises ReplicaError."""
+        """Deliver a replica's events until no running answer has a reader. Raises ReplicaError."""
         running = set(call.unread)
         async with aclosing(self._replicas.generate(route, call.submission)) as batches:
             while running & call.unread:

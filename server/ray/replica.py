@@ -58,7 +58,7 @@ def facts_of(folder: Path) -> Facts:
 
 
 def check_alike(host: str, here: Facts, head: Facts) -> None:
-    """Raise StartError, which names the first difference between ``host`` and the head, if any."""
+    """Raise StartError if ``host`` differs from the head. The error names the first difference."""
     for name, ours in here.items():
         if ours != head[name]:
             # The error shows 16 characters, by which two versions or digests can be told apart.

@@ -15,16 +15,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from server.ray.replica_calls import Route
 
-# If one replica has this many requests more than another, the less loaded replica gets the prompt,
-# whatever its prefix. The number is half of EngineConfig.max_num_seqs.
+# If one replica has this many more requests than another, the replica with fewer gets the prompt,
+# whatever the prefix. The number is half of EngineConfig.max_num_seqs.
 IMBALANCED = 16
 
 
 class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
-    """Chooses a replica for a call by the Route that is the call's first argument."""
+    """Chooses replicas for calls. A call's first argument, a Route, limits the choice."""
 
     def initialize_state(self, **options: Any) -> None:
-        # Replace Ray's tree of prefixes: it may be on any machine, and would keep ended replicas.
+        # Replace Ray's own tree of prefixes, which may be on any machine and keeps ended replicas.
         here = ray.get_runtime_context().get_node_id()
         tree = PrefixTreeActor.options(
             num_cpus=0,
@@ -47,7 +47,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: Sequence[RunningReplica], pending_request: Any = None
     ) -> list[list[RunningReplica]]:
-        """Return the allowed replicas that Ray has chosen, or else all allowed replicas."""
+        """Return the allowed replicas of Ray's choice, or all allowed ones if that leaves none."""
         route = route_of(pending_request)
         ranks = await super().choose_replicas(candidate_replicas, pending_request)
         chosen = [replica for rank in ranks for replica in rank]
@@ -65,7 +65,7 @@ class PrefixRouter(PrefixCacheAffinityRouter):  # type: ignore[misc]
         return chosen
 
     def _extract_text_from_request(self, pending_request: Any) -> str | None:
-        """Return the text by which Ray compares prompts, or None if the prompt fills no block."""
+        """Return the prompt's text for Ray's prefix comparison, or None if no block is full."""
         return route_of(pending_request).text or None
 
 

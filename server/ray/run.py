@@ -37,7 +37,7 @@ from server.ray.ray_process import (
 )
 from server.ray.replica import facts_of
 
-# No machine has this address (RFC 5737). A socket for it gets this machine's own address.
+# No machine has this address (RFC 5737). A socket connected to it has this machine's address.
 ELSEWHERE = "192.0.2.1:9"
 LOOPBACK = "127.0.0.1"
 JOIN_AGAIN_S = 5.0
@@ -75,7 +75,7 @@ def _store_key(key_file: Path | None, ask: AskKey) -> tuple[ClusterFolder, str]:
 
 
 def stay_in_cluster(head: str, key_file: Path | None, ask: AskKey, say: Say) -> None:
-    """Join a cluster, and join it again if it has ended, until a signal. Raises ClusterError."""
+    """Join a cluster, and join again after its end, until a signal comes. Raises ClusterError."""
     folder, key = _store_key(key_file, ask)
     stop(folder)
     ended, last = ended_by_signal(), ""
@@ -123,7 +123,7 @@ def serve_cluster(
     *,
     waits: bool = False,
 ) -> None:
-    """Serve a model until a signal. If ``waits``, wait until a replica fits. Raises StartError."""
+    """Serve a model until a signal. If ``waits``, start once a replica fits. Raises StartError."""
     settings = checked_settings(file, with_further(flags, further))
     folder, node = _head()
     with model_errors():

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 
-# Seconds without a byte until the kill. A replica on a machine that swaps may stall for seconds.
+# A replica is killed after this many seconds without a byte. Swapping may take several seconds.
 SILENCE_S = 20.0
 # Seconds within which a replica must start. A start may read large weights twice from a slow disk.
 START_S = 900.0
@@ -37,7 +37,7 @@ class Watchdog:
         self._beating: asyncio.Task[None] | None = None
 
     def start_beating(self) -> None:
-        """Send a byte per second from the running event loop. Must be called after the start."""
+        """Send a byte per second from the running event loop, once the replica has started."""
         self._beating = asyncio.create_task(self._keep_beating())
 
     def end(self) -> None:
