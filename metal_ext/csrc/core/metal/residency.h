@@ -125,7 +125,7 @@ class Residency {
 
   // Returns the largest size of a set of several members in bytes, or 0 if there is no limit.
   uint64_t set_bytes() const { return set_bytes_; }
-  // Adds new memory for the next settle(), from any thread. `bytes` counts towards the working set.
+  // Adds new memory for settle(). Any thread may call this. `bytes` counts towards the working set.
   void add(MTL::Buffer* buffer, uint64_t bytes);
   void add(MTL::Heap* heap, uint64_t bytes);
 
@@ -150,7 +150,7 @@ class Residency {
   // Puts added memory into sets, and requests their residency. Throws std::system_error(ENOMEM) if
   // the device refuses. Memory without a set is then kept for the next call.
   void settle();
-  // Requests residency again if memory was not used or requested for a while. Called before
+  // Requests residency again if the last use or request was a while ago. Called before
   // commands are committed.
   void refresh();
   bool lapsed() const;  // true when refresh() would request residency
