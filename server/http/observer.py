@@ -35,7 +35,7 @@ QUIET_ROUTES = frozenset(
 
 class RequestObserver:
     """Counts and logs every request, as the outermost ASGI application. The log has an exception's
-    types and source lines, but no message, which may repeat a client's text."""
+    types and source lines. It has no message: a message may repeat a client's text."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class RequestObserver:
         self._log = structlog.get_logger("quire.requests")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request. Count the response when it begins, since the route is known then."""
+        """Answer a request. Count the response when it begins, because then the route is known."""
         if scope["type"] != "http":
             # The server's start and end are not requests, so they bypass the guards.
             await scope["app"].router(scope, receive, send)
@@ -120,7 +120,7 @@ class Exchange:
 
     @property
     def endpoint(self) -> str:
-        """The path pattern of the route. It contains no text of the client."""
+        """The path pattern of the route. It contains no text from the client."""
         path = getattr(self._scope.get("route"), "path", UNKNOWN_ROUTE)
         assert isinstance(path, str)
         return path

@@ -93,7 +93,7 @@ class Membership:
         self._lost.discard(report.name)
 
     def lose(self, name: str) -> None:
-        """Note that a replica does not answer, and so gets no prompts until its next report."""
+        """Record that a replica does not answer. It gets no prompts until its next report."""
         self._lost.add(name)
 
     @property

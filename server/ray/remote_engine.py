@@ -39,7 +39,7 @@ SILENCE_S = 5.0
 REPORT_PERIOD_S = 1.0
 MAX_LOSSES = 3
 FULL_PAUSE_S = 0.05
-# The first code point after the surrogates. UTF-8 can encode this plus any 20-bit number.
+# The first code point after the surrogates. UTF-8 can encode its sum with any 20-bit number.
 BEHIND_SURROGATES = 0xE000
 
 log = logging.getLogger(__name__)

@@ -74,7 +74,7 @@ class EngineReplica:
     def __init__(
         self, name: str, client: EngineClient, grammars: GrammarCompiler, ready_timeout_s: float
     ) -> None:
-        """A health check waits ``ready_timeout_s`` seconds for a token."""
+        """A health check waits up to ``ready_timeout_s`` seconds for a token."""
         self._name = name
         self._client = client
         self._grammars = grammars

@@ -246,12 +246,12 @@ class GuardedProtocol(H11Protocol):
     # --- clients that do not read their answers -------------------------------------------------
 
     def pause_writing(self) -> None:
-        """Start checking that the client reads, since the socket's buffer is full."""
+        """Start checking that the client reads, because the socket's buffer is full."""
         super().pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
-        """Stop checking that the client reads, since the socket's buffer is empty again."""
+        """Stop checking that the client reads, because the socket's buffer is empty again."""
         super().resume_writing()
         self._stall.cancel()
 

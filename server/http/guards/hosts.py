@@ -221,7 +221,7 @@ class AllowedHosts:
             names.append(f"[{listened}]" if ":" in listened else listened)
         hosts: set[str | Address] = set()
         for name in names:
-            # In settings, an IPv6 address may have no brackets, which read_authority requires.
+            # In settings, an IPv6 address may lack the brackets that read_authority requires.
             found = read_address(name) or getattr(read_authority(name), "host", None)
             if found is None:
                 raise SettingError(
