@@ -87,11 +87,11 @@ class Slot:
     epoch: int = 0
     """The number of the newest step that may read or write the slot."""
     prefix: Prefix | None = None
-    """The tokens at whose end the slot's states stand, or None while the slot is not sealed."""
+    """The prefix whose tokens the states have read, or None while the slot is not sealed."""
     position: int = 0
     """The number of tokens that the states have read. Set when the slot is sealed."""
     conversation: int = 0
-    """The conversation's id, which is that of the sequence that sealed its first slot."""
+    """The conversation's id: the id of the sequence that sealed the conversation's first slot."""
     retention: Retention = Retention.WAYPOINT
     before: "Slot | None" = None
     """The previous slot of the same conversation, or None for the first slot."""
@@ -133,7 +133,7 @@ class MappedRun:
 @dataclass(slots=True)
 class PageTable:
     """The blocks of one buffer: block i of the table is mapped at the buffer's i-th place. Only the
-    host reads the table, because kernels use the buffer's addresses."""
+    host reads this table. Kernels use the buffer's addresses, or the paged backend's own table."""
 
     blocks: list[Block] = field(default_factory=list)
     runs: list[MappedRun] = field(default_factory=list)
@@ -185,7 +185,7 @@ class SparseBuffer:
     pending: list[Pending] = field(default_factory=list)
     """The queued mappings, the oldest first. The table already lists the blocks to be mapped."""
     premapped: list[Block] = field(default_factory=list)
-    """The blocks mapped behind the table's end, which later sequences of this buffer may use."""
+    """The blocks mapped after the table's last one. The buffer's later sequences may use them."""
     free_premapped: int = 0
 
     @property
@@ -198,7 +198,7 @@ class SparseBuffer:
         return sum(1 for _ in same)
 
     def usable_premapped(self, limit: int) -> list[Block]:
-        """Return at most ``limit`` leading premapped blocks that a sequence can take to write."""
+        """Return at most ``limit`` leading premapped blocks that a sequence can take and write."""
         usable = takewhile(
             lambda b: b.state is BlockState.FREE and len(b.premapped_by) == 1 and not b.is_sealed,
             self.premapped[:limit],

@@ -13,11 +13,11 @@ from kvcache.sequences import CachedSequence
 # A decoding sequence's next block is mapped this many tokens early. The blocks for a prompt's next
 # chunk are mapped while a chunk is computed.
 MAP_AHEAD_TOKENS = 8
-# At a mapping point (a moment at which no step runs), a sequence with less than half of this many
-# tokens mapped ahead gets this many, so that all need the next mapping point at about the same
-# time.
+# A mapping point is a moment at which no step runs. There, memory is mapped for this many tokens
+# ahead if a sequence has less than half as much. So all sequences need the next mapping point at
+# about the same time.
 MAP_AHEAD_AT_POINT_TOKENS = 128
-# The share of all blocks that may be mapped ahead even if cached prefixes are evicted for them.
+# Up to this share of all blocks is mapped ahead even if that evicts cached prefixes.
 MAPPED_AHEAD_RATIO = 1 / 8
 # The most bytes to release at once. Releasing this many delays mappings by 40 ms.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
@@ -121,9 +121,8 @@ class BlockAllocator:
         self._pool.free_unmapped(self.cut(sequence, count))
 
     def map_ahead(self, sequence: CachedSequence, end: int, count: int) -> None:
-        """Start mapping blocks for the steps after the current one, which computes the ``count``
-        tokens before ``end``. Beyond the reservation, leave one available block per open
-        sequence."""
+        """Start mapping blocks for later steps. The current one computes the ``count`` tokens
+        before ``end``. Take unreserved blocks only if one per open sequence stays available."""
         buffer = sequence.buffer
         ahead = min(end + max(count, MAP_AHEAD_TOKENS), sequence.final_tokens)
         missing = self._group.blocks_for(ahead) - len(buffer.table)
@@ -140,8 +139,8 @@ class BlockAllocator:
         self._pool.free_unmapped(blocks)
 
     def top_up(self, sequence: CachedSequence, end: int) -> None:
-        """While no step runs, map all reserved blocks of the sequence. Also map free blocks for
-        many tokens after ``end``, which other sequences may still take."""
+        """While no step runs, map all reserved blocks of the sequence. Also map blocks for many
+        tokens after ``end``, but leave them free (premapped)."""
         aside = sequence.reservation * self._group.tokens_per_block
         self.grow(sequence, min(aside, self._group.max_tokens))
         spare = self._spare_blocks(sequence, end)
@@ -169,8 +168,8 @@ class BlockAllocator:
 
     def set_limit(self, blocks: int) -> int:
         """Set the limit of used blocks, and evict cached prefixes to meet it. Return the limit in
-        effect, which is never below the blocks in use, one full sequence's blocks, and memory that
-        the backend cannot release."""
+        effect, which may be higher: the blocks in use or reserved, one full sequence, and the
+        memory that the backend cannot release must each fit."""
         cached = self._pool.count(BlockState.CACHED)
         held = self._pool.used_blocks - cached + self._reserved_blocks
         least = max(blocks, held, self._group.blocks_for(self._group.max_tokens))

@@ -32,9 +32,9 @@ class BufferPool:
         self.unmapped_blocks = 0
 
     def take(self, prefix: Sequence[Block]) -> SparseBuffer | None:
-        """Return a buffer with an empty page table, or None if no buffer is idle and none can be
-        made. The sequence will begin with the blocks ``prefix``. Prefer the idle buffer that still
-        maps most of these, among buffers whose other mapped blocks are free."""
+        """Return a buffer with an empty page table, for a sequence that begins with ``prefix``.
+        Return None if no buffer is idle and none can be made. Of idle buffers that map only free
+        blocks and blocks of ``prefix``, prefer the one with the most blocks of ``prefix``."""
         fitting = [
             buffer
             for buffer in self._idle
@@ -144,8 +144,8 @@ class BufferPool:
         return all(p.ticket <= self._backend.completed_ticket() for p in buffer.pending)
 
     def settle(self, buffer: SparseBuffer) -> list[Block]:
-        """Wait for queued mappings. If one was refused, unmap and return the blocks from there
-        on."""
+        """Wait for queued mappings. If the system refused one, unmap the blocks of later mappings.
+        Return the blocks of the refused and the later mappings."""
         place = length = buffer.mapped_blocks
         for item in buffer.pending:
             self._wait(item.ticket)
@@ -167,8 +167,8 @@ class BufferPool:
     # --- premapped blocks: mapped before a sequence needs them ------------------------------------
 
     def _use_premapped(self, buffer: SparseBuffer, blocks: list[Block], writable: bool) -> int:
-        """Move to the table those premapped blocks with which ``blocks`` begins. Return their
-        number."""
+        """Move the common beginning of ``blocks`` and the premapped blocks to the table. Return the
+        number of moved blocks."""
         count = buffer.count_premapped(blocks)
         for block in blocks[:count]:
             self._pool.drop_premapped(block, buffer)
@@ -204,8 +204,8 @@ class BufferPool:
                 self._unmap_premapped(buffer, buffer.premapped.index(block))
 
     def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[Block]:
-        """Cut the table to ``length`` blocks; return the removed ones. Unmap the first ``mapped``
-        of them, or leave all mapped for later if mappings may not change while steps run."""
+        """Cut the table to ``length`` blocks; return the removed blocks. The first ``mapped`` of
+        these are mapped: unmap them if mappings may change while steps run."""
         if not self._backend.maps_while_running:
             return self._cut_premapped(buffer, length)
         if mapped:

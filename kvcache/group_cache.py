@@ -58,13 +58,13 @@ class GroupCache:
     def blocks_to_fork(
         self, parent: CachedSequence, child: CachedSequence, whole: int
     ) -> list[Block] | None:
-        """Return those of the parent's first ``whole`` blocks that the child lacks. Return None if
-        not all are sealed, or if the child's own blocks differ from the parent's."""
+        """Return the parent's blocks before index ``whole`` that the child lacks. Return None if
+        they cannot be shared, or if the child's own blocks differ from the parent's."""
         if parent.sealed_blocks < whole or not child.all_sealed:
             return None
         own, parents = child.buffer.table.blocks, parent.buffer.table.blocks[:whole]
         blocks = parents[len(own) :]
-        # The child may have shared equal blocks of a third sequence, which has failed since.
+        # The child may have taken equal blocks from a third sequence, before that sequence failed.
         if blocks and parents[: len(own)] != own:
             return None
         return None if any(map(self.prefixes.has_max_sharers, blocks)) else blocks
@@ -82,9 +82,9 @@ class GroupCache:
         return bool(self.closed) or self.pool.count(BlockState.RELEASING) > 0
 
     def advance(self, completed_epoch: int) -> None:
-        """Seal full blocks. Free the buffers of closed sequences whose last step has completed,
-        after unmapping their blocks. If mappings may not change now, the blocks stay mapped for
-        later."""
+        """Seal full blocks. Unmap the blocks of closed sequences whose last step has completed, and
+        free the sequences' buffers. If mappings may not change while steps run, leave the blocks
+        mapped."""
         self.prefixes.seal(completed_epoch)
         done = self.backend.completed_ticket()
         still_closed = []

@@ -23,8 +23,8 @@ from kvcache.backend import Charge, PageBackend, Releases
 from kvcache.block import Block, BlockState, SparseBuffer, SparseHeap, runs_of
 from kvcache.layout import Group
 
-# A sequence's new blocks begin in a free gap of one of these sizes, the first that is found. In a
-# wide gap, the sequence can later take further adjacent blocks.
+# Sizes of free gaps in which to begin a sequence's new blocks, the preferred size first. In a wide
+# gap, the sequence can later take further adjacent blocks.
 ROOM_FOR_A_RUN = (64, 16, 4, 1)
 
 
@@ -36,7 +36,7 @@ class HeapPool:
         self._backend = backend
         self.heaps: list[SparseHeap] = []
         self._by_free: defaultdict[int, dict[int, None]] = defaultdict(dict)
-        """The indices of heaps, by the number of blocks that can be taken there. 0 has no entry."""
+        """Indices of heaps with free blocks, by the number of blocks that can be taken there."""
         self._releases: list[tuple[int, list[Block]]] = []
         """``(ticket, blocks)`` of running operations that release the blocks' memory."""
         self._max_heaps = budget_bytes // group.heap_bytes
@@ -58,7 +58,7 @@ class HeapPool:
 
     @property
     def free_blocks(self) -> int:
-        """The number of blocks that may be allocated now, even in heaps not made yet."""
+        """The number of blocks that may be allocated now, also in heaps that are not made yet."""
         return min(self._limit_blocks - self.used_blocks, self.unused_blocks)
 
     @property
@@ -88,8 +88,8 @@ class HeapPool:
         return self._dirty_free * self._group.block_bytes
 
     def has_more_than(self, slack_bytes: int) -> bool:
-        """Return True if the backend can release memory and free blocks hold too much: more than
-        ``slack_bytes``, or more than sequences may use within the limit."""
+        """Return True if the backend can release memory, and free blocks hold more memory than
+        ``slack_bytes`` or than all blocks that may be allocated now."""
         kept_bytes = min(slack_bytes, self.free_blocks * self._group.block_bytes)
         releases_any = self._backend.releases is not Releases.NOTHING
         return releases_any and self.free_committed_bytes > kept_bytes
@@ -99,7 +99,7 @@ class HeapPool:
 
     def set_limit(self, blocks: int) -> int:
         """Set the limit of used blocks; return the limit in effect. The limit is at most the
-        budget, and at least the blocks in use and the heaps that cannot be released."""
+        budget, and at least the number of blocks that the backend cannot release now."""
         size = self._group.blocks_per_heap
         kept = self.used_blocks
         if self._backend.releases is Releases.NOTHING:
@@ -113,8 +113,8 @@ class HeapPool:
 
     def allocate(self, count: int, after: Block | None = None) -> list[Block] | None:
         """Take ``count`` free blocks. Return None and take none if too few are free. Prefer the
-        block next to ``after``, because adjacent blocks merge into one mapping. Otherwise begin in
-        a wide gap, or in the fullest heap if only whole heaps can be released."""
+        block that follows ``after``, because adjacent blocks merge into one mapping. Otherwise
+        begin in a wide gap. If only whole heaps can be released, begin in the fullest heap."""
         if count > self.free_blocks:
             return None
         taken: list[Block] = []
@@ -143,7 +143,7 @@ class HeapPool:
             self._move(block, BlockState.SEALED, BlockState.QUARANTINED, BlockState.CACHED)
 
     def detach(self, blocks: Iterable[Block]) -> None:
-        """Remove a closing sequence from the counts of its blocks, which its buffer still maps."""
+        """Note that a closing sequence no longer uses ``blocks``. Its buffer still maps them."""
         for block in blocks:
             block.sequences -= 1
             if block.sequences:
@@ -152,7 +152,7 @@ class HeapPool:
                 self._move(block, BlockState.QUARANTINED, BlockState.OWNED, BlockState.SEALED)
 
     def remove_buffer(self, block: Block) -> bool:
-        """Count one buffer less for a block. Return True if that was the last buffer."""
+        """Lower the count of a block's buffers by one. Return True if no buffer is left."""
         block.buffers -= 1
         return not block.buffers
 
@@ -197,9 +197,9 @@ class HeapPool:
     # --- releasing memory -------------------------------------------------------------------------
 
     def release_memory(self, slack_bytes: int, max_blocks: int) -> None:
-        """Start releasing memory of free blocks, until they hold at most ``slack_bytes``. Whole
-        heaps go first, the emptiest first, then single blocks if the backend can release them. At
-        most ``max_blocks`` go, because they cannot be allocated until released."""
+        """Start releasing memory of free blocks, until free blocks hold at most ``slack_bytes``.
+        Release free heaps, then single blocks if the backend can, beginning in the emptiest heap.
+        Release at most ``max_blocks``, because a RELEASING block cannot be allocated."""
         for whole in (True, False) if self._backend.releases is Releases.BLOCKS else (True,):
             for number in sorted(range(len(self.heaps)), key=lambda n: -self.heaps[n].free):
                 if not self.has_more_than(slack_bytes):
@@ -243,7 +243,7 @@ class HeapPool:
         return following if following.can_be_taken else None
 
     def _start(self, count: int) -> Block | None:
-        """Return the first of new adjacent blocks, or None if no block can be taken."""
+        """Return the block at which ``count`` new blocks begin, or None if none can be taken."""
         if not self._by_free and not self._make_heap():
             return None
         if self._backend.releases in (Releases.HEAPS, Releases.IDLE):
@@ -253,7 +253,7 @@ class HeapPool:
         rooms = (count + ROOM_FOR_A_RUN[0], *ROOM_FOR_A_RUN)
         places = ((heap.find_free(room), room) for room in rooms)
         place, room = next((place, room) for place, room in places if place >= 0)
-        # Begin in the middle of the gap: the blocks before the gap can then be continued as well.
+        # Begin in the middle of the gap, so that the sequence before the gap can also grow into it.
         return heap.blocks[place + (room - 1) // 2 if place else 0]
 
     def _make_heap(self) -> bool:
@@ -291,7 +291,7 @@ class HeapPool:
             self._dirty_free += block.dirty
 
     def _commit(self, block: Block) -> None:
-        """Mark the block, or its whole heap if charged in full, as occupying physical memory."""
+        """Mark the block as occupying physical memory, or its heap if heaps are charged whole."""
         if block.dirty:  # or its whole heap: marked already
             return
         whole = self._backend.charge is not Charge.BLOCKS
