@@ -1,7 +1,7 @@
 """The KV cache's interface for the scheduler and the runner, by sequence ids and token counts.
 
 A sequence that begins like another one maps the other's sealed (full, read-only) blocks instead of
-computing K and V again. In each group of layers it has the same number of blocks."""
+computing K and V again. Each sequence has the same number of blocks in every group of layers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -138,9 +138,9 @@ class KVCacheManager:
         return sequence.progress.computed
 
     def fork(self, seq_id: int, child_id: int) -> int:
-        """Give a child sequence the parent's K and V of all tokens but the last of their common
-        prompt: share sealed blocks, copy the partial one. Return the number of the child's tokens
-        with valid K and V. Nothing happens until the parent's blocks are sealed."""
+        """Give a child sequence with the same prompt the parent's K and V, except those of the last
+        token: share sealed blocks, copy the partial block. Return the number of the child's tokens
+        with valid K and V. Do nothing if the parent's full blocks are not sealed yet."""
         parent, child = self._open[seq_id], self._open[child_id]
         num_tokens = child.block_hashes.num_tokens - 1
         whole, partial = divmod(num_tokens, self._layout.tokens_per_block)
@@ -173,8 +173,8 @@ class KVCacheManager:
         return self._first.prefixes.pending_owner(self._open[seq_id].parts[0])
 
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
-        """Return the length of the longest cached prefix in tokens, and the reason that the
-        sequence shares no more of it, or None if no more may be shared."""
+        """Return two things: the length of the longest cached prefix in tokens, and the reason that
+        the sequence shares no more. The reason is None if all that it may share is cached."""
         parts = self._open[seq_id].parts
         reasons = [g.prefixes.explain(part) for g, part in zip(self._groups, parts, strict=True)]
         left_at, miss = min(reasons, key=lambda reason: reason[0])
@@ -309,8 +309,8 @@ class KVCacheManager:
             group.allocator.wants_mapping_point &= not is_quiet
             closed = len(group.closed)
             group.advance(self._completed_epoch)
-            # Release nothing if only refused attempts to map have happened. The system could refuse
-            # to map the released memory as well, and the cache would seem to recover for ever.
+            # Release only after a step or an unmapping has completed. If each retry of a refused
+            # mapping released memory again, the cache would seem to recover for ever.
             changed = (self._completed_epoch, len(group.closed)) != (before, closed)
             if changed and group.may_release:
                 group.allocator.release_memory(self._limits.settings.free_slack_bytes)
@@ -336,8 +336,8 @@ class KVCacheManager:
         self._release_slack()
 
     def set_limit(self, limit_bytes: int) -> int:
-        """Set the limit of used bytes, and return the limit in effect. That limit is never below
-        the blocks in use, the need of one full sequence, and memory that cannot be released."""
+        """Set the limit of used bytes. Return the limit in effect, which may be higher: the blocks
+        in use, one full sequence, and the memory that cannot be released must each fit."""
         blocks = limit_bytes // sum(group.group.block_bytes for group in self._groups)
         allowed = 0
         for group in self._groups:
@@ -392,9 +392,9 @@ class KVCacheManager:
         return [sequence.parts[number] for sequence in self._open.values()]
 
     def _match(self, hashes: BlockHashes, start: int) -> tuple[list[list[Block]], int]:
-        """Return for each group the sealed blocks with these hashes from block ``start`` on, all
-        lists of one length, and the index after the last match. With recurrent layers the lists end
-        earlier, at a block with kept states."""
+        """Return two things: the lists of sealed blocks with these hashes from block ``start`` on,
+        one list per group and all equally long; and the index after the last match. With recurrent
+        layers, the lists end earlier, at a block with kept states."""
         matches = [group.prefixes.match(hashes, start) for group in self._groups]
         count = longest = min(len(blocks) for blocks in matches)
         if self._states is not None:

@@ -16,8 +16,8 @@ class PrefixCache:
     """Seals full blocks of one HeapPool, lets other sequences find the blocks, and evicts them."""
 
     def __init__(self, pool: HeapPool, *, max_sharers: int, enabled: bool) -> None:
-        """A block may be mapped in at most ``max_sharers`` buffers. Unless ``enabled``, prompts
-        find no blocks, and only several answers to one prompt share blocks."""
+        """A block may be mapped in at most ``max_sharers`` buffers. If ``enabled`` is False,
+        prompts find no blocks. Blocks are then shared only between answers to the same prompt."""
         self.index = PrefixIndex()
         self._pool = pool
         self._max_sharers = max_sharers
@@ -66,9 +66,9 @@ class PrefixCache:
         self, sequence: CachedSequence, ends: Collection[int] | None = None
     ) -> None:
         """Let other sequences wait for the blocks that this sequence is going to compute. Do
-        nothing if it may not use all cached blocks, because the index may have equal blocks
-        already. ``ends`` are the numbers of leading blocks after which others can continue, or None
-        for all."""
+        nothing if this sequence may not use all cached blocks, because the index may have equal
+        blocks already. Other sequences can continue only after a number of leading blocks that is
+        in ``ends``, or after any number if ``ends`` is None."""
         hashes = sequence.block_hashes
         if sequence.has_pending_prefix or not self._enabled or hashes.max_cached_tokens is not None:
             return
@@ -80,9 +80,9 @@ class PrefixCache:
                     self._pending_owners[digest] = sequence
 
     def pending_owner(self, sequence: CachedSequence) -> int | None:
-        """Return the id of the sequence that will compute blocks that this sequence can share, or
-        None. The result stays the same until all of these blocks are sealed, so that this sequence
-        maps all of them together."""
+        """Return the id of another sequence whose next blocks this sequence can share, or None. The
+        result stays the same until all of these blocks are sealed, so that this sequence maps all
+        of them together."""
         hashes = sequence.block_hashes
         digests = hashes.digests
         if sequence.pending_block is not None:
@@ -92,7 +92,7 @@ class PrefixCache:
             sequence.pending_block = None
         if not self._pending_owners or not self.can_share_next(sequence):
             return None
-        # Search from the end, because with recurrent layers only few blocks have owners.
+        # Search from the end for the last block with an owner. Blocks before it may have none.
         for number in reversed(range(len(sequence.buffer.table), hashes.shareable_blocks)):
             owner = self._pending_owners.get(digests[number])
             if owner is not None and owner is not sequence:
@@ -122,9 +122,8 @@ class PrefixCache:
                 self._publish(sequence, number)
 
     def _publish(self, sequence: CachedSequence, number: int) -> None:
-        """Put a sealed block in the index, in place of an equal cached block. Do nothing if an
-        equal block is in use or the block before is not indexed: no later block is indexed then
-        either."""
+        """Put a sealed block in the index, in place of an equal cached block. Leave the block out
+        if an equal block is in use, or if the block before is not in the index."""
         blocks, hashes = sequence.buffer.table.blocks, sequence.block_hashes
         if not self._enabled or not self._is_indexed(sequence, number):
             return
@@ -146,8 +145,8 @@ class PrefixCache:
         return prefix is not None and prefix.digest == sequence.block_hashes.digests[length - 1]
 
     def close(self, sequence: CachedSequence) -> None:
-        """Detach a closing sequence from its blocks. If its prefix may not be shared, remove the
-        blocks that it wrote from the index."""
+        """Detach a closing sequence from its blocks. If other sequences may not share the blocks
+        that this one wrote, remove these blocks from the index."""
         self._remove_pending_prefix(sequence)
         blocks = sequence.buffer.table.blocks
         if not sequence.keeps_prefix and len(blocks) > sequence.shared_blocks:
@@ -160,8 +159,8 @@ class PrefixCache:
         self._pool.detach(blocks)
 
     def cache_or_free(self, blocks: Iterable[Block]) -> None:
-        """Remove a closed sequence's buffer from its blocks. Cache each block without another
-        buffer if the index has it, else free it."""
+        """Note that ``blocks`` are no longer in the page table of a closed sequence. Of those in no
+        other page table, cache the ones that the index has, and free the rest."""
         self.index.tick()
         for block in blocks:
             if self._pool.remove_buffer(block):

@@ -29,8 +29,8 @@ class PrefixIndex:
     """The index of sealed blocks, by the hash of all tokens up to the block's end.
 
     A block's children are the blocks that continue its prefix. A cached block has only cached
-    children. Blocks without children are evicted first, the longest unused before others. Blocks of
-    system prompts are spared while they are at most half of the cached blocks."""
+    children. Only blocks without children are evicted, the least recently used block first. Blocks
+    of system prompts are spared while they are at most half of the cached blocks."""
 
     def __init__(self) -> None:
         self._blocks: dict[bytes, Block] = {}
@@ -72,7 +72,7 @@ class PrefixIndex:
         insort(self._children.setdefault(parent, []), tokens)
 
     def replace(self, cached: Block, block: Block, system: bool) -> None:
-        """Put a block in use in the place of an equal cached block, which can then be freed."""
+        """Replace an equal cached block by ``block``, which is in use. ``cached`` can be freed."""
         assert cached.state is BlockState.CACHED
         self.use(cached, system)
         block.prefix, cached.prefix = cached.found_by, None
@@ -121,9 +121,9 @@ class PrefixIndex:
         return [gone for gone in following if gone.state is BlockState.CACHED]
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
-        """Return the number of a prompt's leading cached tokens, and the reason that only
-        ``matched`` blocks are shared, or None if the prompt may share no more. Only blocks of the
-        same salt count."""
+        """Return two things: the number of a prompt's leading cached tokens, and the reason that no
+        more can be shared. The reason is None if all that may be shared is cached. At least
+        ``matched`` blocks are cached. Blocks with another salt are ignored."""
         size = hashes.tokens_per_block
         while matched < hashes.shareable_blocks and self.find(hashes, matched) is not None:
             matched += 1
@@ -189,8 +189,8 @@ class PrefixIndex:
 
 
 def _common(sorted_ids: list[bytes], ids: bytes) -> int:
-    """Return the most leading tokens that ``ids`` shares with an element of ``sorted_ids``. Only
-    the two neighbours of ``ids`` in the sort order need to be compared."""
+    """Return the greatest number of leading tokens that ``ids`` shares with any of ``sorted_ids``.
+    Only the two neighbours of ``ids`` in the sort order need to be compared."""
     place = bisect_left(sorted_ids, ids)
     return max(
         (_common_tokens(other, ids) for other in sorted_ids[max(0, place - 1) : place + 1]),

@@ -50,7 +50,7 @@ class CachedSequence:
     has_pending_prefix: bool = False
     """True if other sequences may wait for blocks of this sequence."""
     pending_block: int | None = None
-    """The index of the last block for which this sequence waits while another computes it."""
+    """The index of the last block that this sequence waits for another sequence to compute."""
 
     @property
     def reserved_blocks(self) -> int:

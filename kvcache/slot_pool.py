@@ -14,8 +14,8 @@ A sealed slot is never written again. A slot is reused only after the last step 
 
 Waypoints (slots at positions within long prompts) are evicted first, then the slot of least worth.
 The worth of a slot is the number of tokens that it saves from being computed again, times the
-likelihood that a prompt continues from the slot, divided by the number of uses of slots since the
-slot's last use. Using a slot uses all earlier slots of the same conversation."""
+likelihood that a prompt continues from the slot, divided by the slot's age. The age counts all uses
+of slots since this slot's last use. Using a slot also uses its conversation's earlier slots."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -62,7 +62,7 @@ class SlotPool:
 
     @property
     def expendable(self) -> int:
-        """The number of slots that can be taken without evicting any slot but waypoints."""
+        """The number of slots that can be taken without evicting slots other than waypoints."""
         return len(self._free) + sum(
             slot.retention is Retention.WAYPOINT for slot in self._evictable()
         )
@@ -112,13 +112,13 @@ class SlotPool:
         slot.holders += 1
 
     def let_go(self, slot: Slot) -> None:
-        """Count one user less. Free a slot that has no user and that no prompt can find."""
+        """Note that a slot lost a user. Free it if no user is left and no prompt can find it."""
         assert slot.holders > 0, f"{slot} has no holder"
         slot.holders -= 1
         self._free_if_lost(slot)
 
     def seal(self, slot: Slot, prefix: Prefix, retention: Retention, position: int) -> None:
-        """Let sequences find a slot by its prefix, after the step that wrote it has completed."""
+        """Let sequences find a slot by its prefix. The step that wrote the slot has completed."""
         assert prefix.slot is None, f"a slot stands where {slot} is to stand"
         assert slot.prefix is None, f"{slot} is sealed"
         slot.prefix, slot.retention, prefix.slot = prefix, retention, slot
@@ -138,7 +138,7 @@ class SlotPool:
             before = slot
 
     def leave(self, slot: Slot) -> None:
-        """Make the slots after this slot waypoints, because the conversation now differs there."""
+        """Make the slots after ``slot`` waypoints: the conversation continues differently now."""
         for other in self.slots:
             before = other.before
             while before is not None and before is not slot:

@@ -22,7 +22,7 @@ from kvcache.prefix_index import MissReason, PrefixIndex
 from kvcache.sequences import CachedSequence
 from kvcache.slot_pool import SlotPool, StateSegment
 
-# The most slots of one sequence: the last and the next block boundary's, and a working slot.
+# The most slots of one sequence: one for the last block boundary, one for the next, one working.
 SLOTS_PER_SEQUENCE = 3
 # In long prompts, the states are kept at each multiple of this number of tokens.
 WAYPOINT_TOKENS = 4096
@@ -48,8 +48,9 @@ NO_BOUNDARIES = PromptBoundaries()
 def planned_checkpoints(
     hashes: BlockHashes, system_tokens: int, boundaries: PromptBoundaries
 ) -> dict[int, Retention]:
-    """Return the reasons for keeping states at block boundaries, by the number of leading blocks:
-    at the last one before this prompt's end, and before each end that the arguments name."""
+    """Return block boundaries, as numbers of leading blocks, with the reasons for keeping states
+    there. Each is the last boundary before the end of the prompt, of the system prompt, or of a
+    part that ``boundaries`` names."""
     positions = (
         (hashes.num_tokens - 1, Retention.WAYPOINT),
         (boundaries.messages_end, Retention.END),
@@ -72,7 +73,7 @@ class SequenceStates:
     """The slot of the last block boundary, or None at position 0, where all states are zero."""
     base_block: int = 0
     kept_block: int = 0
-    """The number of leading blocks at the newest block boundary whose states are kept."""
+    """The number of blocks before the newest block boundary at which states are kept."""
     head: Slot | None = None
     """The slot that holds the newest states once all planned steps have run."""
     working: Slot | None = None
@@ -80,7 +81,7 @@ class SequenceStates:
     spare: list[Slot] = field(default_factory=list)
     """Reserved slots that no step writes yet."""
     steps: deque[list[tuple[int, Slot]]] = field(default_factory=deque)
-    """``(leading blocks, slot)`` of the block boundaries that each planned step writes,
+    """``(leading blocks, slot)`` of the block boundaries whose states each planned step writes,
     ascending."""
 
     @property
@@ -149,7 +150,7 @@ class StateCache:
     ) -> None:
         """Begin with the states after the shared blocks. ``checkpoints`` comes from
         planned_checkpoints. ``cached`` is the number of leading blocks with cached K and V. If no
-        states are cached there, the sequence keeps states there for later prompts."""
+        states are cached after these blocks, the sequence keeps them for later prompts."""
         if cached > len(sequence.buffer.table):
             checkpoints = {cached: Retention.END} | checkpoints
         self._open[seq_id] = SequenceStates(sequence, checkpoints)
@@ -232,8 +233,8 @@ class StateCache:
         return StateSegment(count, None if read is None else read.number, numbers)
 
     def _cross(self, states: SequenceStates, start: int, end: int) -> list[tuple[int, Slot]]:
-        """Return ``(leading blocks, slot)`` of the boundaries whose states the step writes: the
-        last one, and others worth keeping if slots are spare."""
+        """Return ``(leading blocks, slot)`` of each boundary whose states the step writes: the last
+        boundary and, if there are spare slots, others worth keeping."""
         first, last = start // self._size + 1, end // self._size
         if last < first:
             return []
@@ -264,7 +265,7 @@ class StateCache:
         return states.checkpoints.get(block, waypoint)
 
     def _num_planned(self, states: SequenceStates, start: int, end: int) -> int:
-        """Return the number of checkpoints in a step, without waypoints and the last boundary."""
+        """Return the number of a step's checkpoints, except waypoints and the last boundary."""
         blocks = range(start // self._size + 1, end // self._size)
         planned = [block for block in states.checkpoints if block in blocks]
         return sum(states.checkpoints[block] is not Retention.WAYPOINT for block in planned)
