@@ -79,8 +79,8 @@ class StepRows(ABC):
         values: mx.array,
         transform: QKTransform | None,
     ) -> tuple[mx.array, mx.array]:
-        """Write keys and values. Return the layer's next ordering handle, and the queries. First
-        apply ``transform``, unless it is None, to queries and keys. Queries are
+        """Apply ``transform``, unless it is None, to queries and keys. Then write keys and values.
+        Return the layer's next ordering handle, and the queries. Queries are
         ``[T, query_heads, head_dim]``, keys and values ``[T, kv_heads, head_dim]``."""
         where = self.native, layer.native, self._executor
         if transform is None:
@@ -91,7 +91,7 @@ class StepRows(ABC):
     def decode_attention(
         self, order: mx.array, layer: LayerRegions, queries: mx.array, scale: float
     ) -> mx.array:
-        """Return the attention of the first rows of the step, as many as ``queries`` has. Each row
+        """Return the attention of the step's first rows; ``queries`` has a row for each. Each row
         attends to its own sequence's tokens, up to and including itself."""
         return metal_ext.decode_attention(
             order, queries, self.native, 0, layer.native, layer.kv_heads, scale, self._executor
@@ -125,11 +125,12 @@ class StepRows(ABC):
 
 class PageBackend(Protocol):
     """The memory for the K and V of one group of layers. Heaps are large pieces of memory, divided
-    into blocks. Buffers are address ranges in which blocks are mapped, writable in at most one.
+    into blocks. Buffers are address ranges in which blocks are mapped. A block is writable in one
+    buffer at most.
 
     Only the engine thread may call methods, except ``committed_bytes``, and ``completed_ticket``
-    while the engine thread hangs. Operations that run on other threads get tickets, which
-    are rising numbers."""
+    while the engine thread hangs. Operations on other threads get tickets, which are rising
+    numbers."""
 
     name: str
     releases: Releases
@@ -161,15 +162,14 @@ class PageBackend(Protocol):
     def map(
         self, buffer: int, block: int, heap: int, heap_block: int, count: int, writable: bool
     ) -> bool:
-        """Map ``count`` blocks of a heap, from ``heap_block`` on, in a buffer from ``block`` on.
-        Return False and change nothing if the system refuses. ``writable`` may be False only if the
-        backend has ``shares_blocks``. Without ``maps_while_running``, ``finish_mappings`` must
-        follow."""
+        """Map ``count`` adjacent blocks of a heap in a buffer. The first one has the index
+        ``heap_block`` in the heap, and is mapped at index ``block`` of the buffer. Return False and
+        change nothing if the system refuses. ``writable`` may be False only if the backend has
+        ``shares_blocks``. Without ``maps_while_running``, ``finish_mappings`` must follow."""
 
     def map_ahead(self, buffer: int, block: int, heap: int, heap_block: int, count: int) -> int:
-        """Start mapping blocks writable on another thread, and return the ticket. The blocks can be
-        used once the ticket has completed and ``refused`` returned False. Needs
-        ``maps_while_running``."""
+        """Let another thread map blocks as writable, and return the ticket. The blocks are usable
+        once the ticket is done and ``refused`` has returned False. Needs ``maps_while_running``."""
 
     def refused(self, ticket: int) -> bool:
         """Return True if the system refused a completed ``map_ahead``, which then changed nothing.

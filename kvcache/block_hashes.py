@@ -1,6 +1,6 @@
 """Hashes of a sequence's full blocks. Equal hashes mean equal tokens up to the block's end. A hash
-is SHA-256(hash of the block before, token ids of the block). Before the first block stands a hash
-of the model, the layout and the salt."""
+is SHA-256(hash of the block before, token ids of the block). For the first block, a hash of the
+model, the layout and the salt replaces the hash of the block before."""
 
 from collections import OrderedDict
 from collections.abc import Sequence

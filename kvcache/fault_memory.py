@@ -61,7 +61,7 @@ class FaultMemory:
 
     @contextmanager
     def intent(self, act: Act) -> Iterator[None]:
-        """Keep an intent file while the act runs in this context. Record an exception as fault."""
+        """Keep an intent file during the act, the body of ``with``. Record exceptions as faults."""
         intent = self._write_intent(act)
         try:
             yield
@@ -83,7 +83,7 @@ class FaultMemory:
             log.warning("a fault of %s cannot be remembered: %s", self._kv_backend, error)
 
     def forget(self) -> bool:
-        """Remove the fault file and intents of crashed acts. Return True if there were any. Raises
+        """Remove the fault file and intents left by crashes. Return True if there were any. Raises
         OSError."""
         known = [p for p in self._files() if p.name == self._fault or _is_left_behind(p)]
         for path in known:
@@ -133,7 +133,7 @@ class FaultMemory:
 
 
 def _is_left_behind(path: Path) -> bool:
-    """Return True if no process locks an intent file: the act crashed the process that wrote it."""
+    """Return True if no process locks an intent file: its process has crashed during the act."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class KVBackend(Enum):
-    """A KV backend (kind of memory for K and V): its name in settings, True if on a GPU."""
+    """A KV backend (kind of memory for K and V), as ``(name in settings, True if on a GPU)``."""
 
     SPARSE = ("sparse", True)
     """Sparse buffers of Metal: memory pages are mapped in address ranges of the GPU."""
@@ -59,7 +59,7 @@ class KVBackendChoice:
     kv_backend: KVBackend
     reasons: tuple[str, ...]
     warnings: tuple[str, ...] = ()
-    """The sentences about which the user should do something."""
+    """Those of the reasons that call for action by the user."""
     maps_while_running: bool = True
     """True if mappings may change while steps run, False if only between steps."""
     releases_heaps: bool = False
@@ -95,8 +95,8 @@ def choose_kv_backend(
 def choose_mapping(
     choice: KVBackendChoice, setting: bool | None, stress_passed: Callable[[KVBackend], bool]
 ) -> KVBackendChoice:
-    """Choose whether mappings of sparse buffers change while steps run, which needs a passed stress
-    test. ``setting`` is ``cache.map_while_running``. Raises KVBackendError."""
+    """Choose whether to change mappings of sparse buffers while steps run. That needs a passed
+    stress test. ``setting`` is ``cache.map_while_running``. Raises KVBackendError."""
     backend = choice.kv_backend
     if backend is not KVBackend.SPARSE:
         return choice
@@ -114,8 +114,8 @@ def choose_mapping(
 def choose_release(
     choice: KVBackendChoice, setting: bool | None, release_passed: Callable[[KVBackend], bool]
 ) -> KVBackendChoice:
-    """Choose whether a GPU's heaps may be released, which needs a passed release test. ``setting``
-    is ``cache.release_heaps``. Raises KVBackendError."""
+    """Choose whether to release heaps of a GPU. That needs a passed release test. ``setting`` is
+    ``cache.release_heaps``. Raises KVBackendError."""
     backend = choice.kv_backend
     if not backend.on_gpu:
         return choice
@@ -127,7 +127,7 @@ def choose_release(
 def _is_trusted(
     backend: KVBackend, name: str, setting: bool | None, test: str, flag: str, passed: bool
 ) -> bool:
-    """Return True if a feature may be used that needs a passed self-test. ``flag`` is the test's
+    """Return True if a feature that needs a passed self-test may be used. ``flag`` is the test's
     option of ``quire doctor``. Raises KVBackendError if the setting is True without a passed
     test."""
     if setting and not passed:

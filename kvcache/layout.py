@@ -144,7 +144,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Group:
-    """The K and V of all layers whose rows have the same shape, and which are mapped together."""
+    """The K and V of all layers whose rows have the same shape. They are mapped together."""
 
     regions: tuple[Region, ...]
     page_bytes: int
@@ -194,12 +194,12 @@ class KVLayout:
 
     @cached_property
     def heap_bytes(self) -> int:
-        """The size of one heap of every group together."""
+        """The size of a heap, summed over all groups."""
         return sum(group.heap_bytes for group in self.groups)
 
     @cached_property
     def block_bytes(self) -> int:
-        """The size of one block of every group together."""
+        """The size of a block, summed over all groups."""
         return sum(group.block_bytes for group in self.groups)
 
     @property
@@ -210,8 +210,8 @@ class KVLayout:
         return self.groups[0].blocks_for(tokens)
 
     def place(self, layer: int) -> tuple[int, int]:
-        """Return the indices of a layer's group and of its keys' region. The values' region is the
-        next."""
+        """Return two indices: of a layer's group, and of the region with the layer's keys. The next
+        region has the values."""
         return self._places[layer]
 
     @cached_property
@@ -234,10 +234,10 @@ def paged_layout(
     device_pages: tuple[int, ...] | None = None,
 ) -> KVLayout:
     """Return the layout of a KV backend with pages. Raises LayoutError if no page size fits.
-    ``heap_bytes`` limits a heap of all groups together, but a heap holds at least one block.
-    ``page_bytes`` is the page size of all regions, or None to choose sizes. ``device_pages`` are
-    the page sizes that the device can map, by preference; None allows all multiples of the
-    system's."""
+    ``heap_bytes`` limits the size of a heap, summed over all groups, but a heap holds at least one
+    block. ``page_bytes`` is the page size of all regions, or None to choose sizes. ``device_pages``
+    are the page sizes that the device can map, the preferred size first; None allows all multiples
+    of the system's page size."""
     pages = {
         spec: checked_page(spec, page_bytes, system_page_bytes, device_pages)
         if page_bytes is not None
@@ -296,7 +296,7 @@ def tokens_of_whole_pages(shape: KVShape, system_page_bytes: int) -> int:
 def checked_page(
     spec: KVSpec, page: int, system_page_bytes: int, device_pages: tuple[int, ...] | None
 ) -> int:
-    """Return a user's page size unchanged. Raises LayoutError if it does not fit."""
+    """Return ``page``, a size that the user has set. Raises LayoutError if it does not fit."""
     if device_pages is not None and page not in device_pages:
         sizes = ", ".join(str(size) for size in sorted(device_pages))
         raise LayoutError(f"a page of {page} bytes is none that the device maps: {sizes} bytes")
@@ -317,7 +317,7 @@ def grouped_layout(
     blocks_per_heap: int,
     blocks_per_buffer: int,
 ) -> KVLayout:
-    """Return a layout with one group per KVSpec. ``pages`` holds the page bytes of each."""
+    """Return a layout with one group per KVSpec. ``pages`` has the page bytes for each KVSpec."""
     groups = (
         Group(
             tuple(

@@ -34,7 +34,7 @@ WIDE_HEAD = 256
 
 
 class MetalStepRows(StepRows):
-    """Runs the GPU's kernels over a step's rows. The constructor begins the step's epoch."""
+    """Runs the GPU's kernels over a step's rows. The constructor begins the step in the backend."""
 
     def __init__(
         self,

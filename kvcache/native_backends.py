@@ -188,8 +188,8 @@ class NativeStepRows(StepRows):
 
 
 class PosixBackend(NativeMemory):
-    """Heaps in shared memory, mapped at reserved addresses by the calling thread, or ahead of need
-    by the mapper's thread."""
+    """Heaps in shared memory, which are mapped at reserved addresses. The calling thread maps
+    blocks that a step needs now; the mapper's thread maps ahead of need."""
 
     name = "posix"
     shares_blocks = True
@@ -253,7 +253,7 @@ class PosixBackend(NativeMemory):
 
 
 def system_mapping_limit() -> int | None:
-    """Return the most mappings for buffers: vm.max_map_count less a reserve, None on a Mac."""
+    """Return the limit of buffers' mappings: vm.max_map_count less a reserve, or None on a Mac."""
     try:
         return max(0, int(MAX_MAP_COUNT_FILE.read_text()) - SPARE_MAPPINGS)
     except OSError:
@@ -261,12 +261,12 @@ def system_mapping_limit() -> int | None:
 
 
 def system_heap_limit() -> int | None:
-    """Return the most heaps: half of the files that may be open, or None without a limit."""
+    """Return how many heaps may exist: half of the files that may be open, or None (no limit)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft // FILES_PER_HEAP
 
 
 def system_file_limit() -> int | None:
-    """Return the most bytes of a heap, which is a file on Linux. Return None without a limit."""
+    """Return the largest size of a heap in bytes (on Linux, of a file), or None without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if sys.platform != "linux" or soft == resource.RLIM_INFINITY else soft

@@ -31,8 +31,8 @@ def new_backends(
     Heaps and weights stay resident for ``residency_keep_s`` after a step. ``weights`` are evaluated
     arrays. Raises RuntimeError if the device lacks a feature, OSError if it refuses memory."""
     if kv_backend.on_gpu:
-        # With spare buffers, a sequence can start before old ones are unmapped. Dense ones cost
-        # memory.
+        # With spare buffers, a sequence can start before old buffers are unmapped. Spare dense
+        # buffers would cost memory.
         max_buffers = max_sequences if kv_backend.is_dense else 2 * max_sequences
         return [
             MetalBackend(

@@ -17,7 +17,7 @@ def state_folder() -> Path:
 
 
 def config_folder() -> Path:
-    """Return the folder for settings. On a Mac it is ~/.config too, as is usual for commands."""
+    """Return the folder for settings. On a Mac it is ~/.config too, which is usual for commands."""
     return _folder("XDG_CONFIG_HOME", ".config", on_a_mac=".config")
 
 

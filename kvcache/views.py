@@ -26,7 +26,7 @@ class OrderingHandles:
 
 class KVViews:
     """The K and V of one step in all layers. Row i belongs to token i of the step. Sequences with
-    one row come first, and one call decodes them. Each longer sequence is a chunk."""
+    one row come first. The rows of every other sequence are a chunk."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class KVViews:
     def recur(
         self, number: int, qkv: mx.array, z: mx.array, a: mx.array, b: mx.array, delta: GatedDelta
     ) -> mx.array:
-        """Advance the states of recurrent layer ``number`` by this step's rows; return its
+        """Advance the states of recurrent layer ``number`` by this step's rows; return the layer's
         output."""
         assert self._states is not None, "the cache keeps no states"
         tokens = self._order.newest_states
@@ -100,8 +100,8 @@ class KVViews:
 
     @property
     def first_rows(self) -> mx.array:
-        """An array that depends on all that precedes the first attention. A CPU evaluates it while
-        the last step's results are read. An array of later work would wait in MLX's full queue."""
+        """An array that depends on all operations before the first attention. A CPU runs them while
+        the last step's results are read. Starting more would block, because MLX's queue is full."""
         return self._order.newest[0]
 
     def cancel(self) -> None:
