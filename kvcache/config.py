@@ -14,12 +14,12 @@ Fixed = Annotated[T, FIXED]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSettings:
-    """Settings of the memory of K and V; None: chosen at start."""
+    """Settings of the memory of K and V. quire replaces None by its own choice at start."""
 
     kv_backend: Literal["auto", "sparse", "paged", "dense", "posix"] = "auto"
     release_heaps: bool | None = None
-    """Whether a GPU releases heaps before the process ends; None: where the release test has
-    passed."""
+    """Whether a GPU releases heaps before the process ends. None means: only if the release test
+    has passed."""
     map_while_running: bool | None = None
     """Whether a GPU's sparse buffers may be mapped and unmapped while steps run."""
     kv_budget_bytes: int | None = None
@@ -28,12 +28,12 @@ class CacheSettings:
     page_bytes: int | None = None
     heap_bytes: int = 64 * MIB
     free_slack_bytes: int = 256 * MIB
-    """Memory of free blocks that is kept for the next sequences; at least one heap's."""
+    """Memory of free blocks that is kept for the next sequences, at least one heap."""
     idle_release_s: Annotated[float, Ge(0)] = 2.0
-    """Idle time after which free memory goes back to the system, but for one heap."""
+    """Idle time after which free memory, except one heap, goes back to the system."""
     prefix_cache: bool = True
     prefix_keep_s: Annotated[float, Ge(0)] = 1800.0
     """Idle time after which cached prefixes are forgotten."""
     max_sharers: Fixed[int] = 1024
-    """Buffers in which one block may be mapped; the counter of macOS overflows at 2048."""
+    """The most buffers that may map the same block; the counter of macOS overflows at 2048."""
     kv_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"

@@ -38,7 +38,7 @@ class BudgetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class MemoryDemand:
-    """The bytes of memory that the machine has, and that everything but the cache needs."""
+    """The memory of the machine, and the memory that all but the cache needs, in bytes."""
 
     machine_bytes: int
     """The memory of the machine or its container, or the working set of its GPU."""
@@ -98,8 +98,8 @@ class MemoryPlan:
 
     @property
     def warning(self) -> str | None:
-        """A sentence if less memory is available than is taken at start, else None. At start, one
-        heap is taken, and on a GPU all state slots."""
+        """A sentence if less memory is available than quire takes at start, else None. It then
+        takes ``fixed_bytes`` of ``demand``, one heap, and on a GPU all state slots."""
         needed = self.demand.fixed_bytes + self.layout.heap_bytes
         if self.demand.on_gpu:
             needed += self.state_bytes
@@ -205,7 +205,7 @@ def fit(
         num_slots = slots_within(budget, slot_bytes, request.max_num_seqs, arena)
         budget -= num_slots * slot_bytes
     if request.settings.kv_budget_bytes is None:
-        # No more memory is useful than all full sequences need. One further heap covers rounding.
+        # More memory than all full sequences need is useless. One further heap covers rounding.
         useful = request.max_num_seqs * (set_len or model_max_len) * shape.bytes_per_token
         budget = min(budget, useful + request.settings.heap_bytes)
     clamped = arena is not None and budget > arena
@@ -244,10 +244,10 @@ def fit(
 
 
 def slots_within(budget: int, slot_bytes: int, max_sequences: int, arena: int | None = None) -> int:
-    """Return the number of state slots within a third of the budget: at least one running
-    sequence's slots and one more, at most all that sequences can use. ``arena`` is the limit in
-    bytes if one allocation holds all slots. Raises BudgetError if that leaves no memory for K and
-    V."""
+    """Return the number of state slots: as many as fit into a third of the budget, but no more than
+    all sequences can use, and no fewer than one running sequence needs plus one. ``arena`` is the
+    limit in bytes if one allocation holds all slots. Raises BudgetError if the fewest slots take
+    the whole budget."""
     fewest = SLOTS_PER_SEQUENCE + 1
     if fewest * slot_bytes >= budget:
         raise BudgetError(

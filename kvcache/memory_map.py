@@ -1,4 +1,4 @@
-"""A snapshot of every block, for GET /memory. Another thread than the engine's encodes it.
+"""A snapshot of every block, for GET /memory. A thread other than the engine's encodes it.
 
 Block b of heap h has the number ``h * blocks_per_heap + b`` in the snapshot."""
 
@@ -14,7 +14,7 @@ from kvcache.heap_pool import HeapPool
 from kvcache.layout import KVLayout
 from kvcache.sequences import CachedSequence
 
-# One letter per BlockState, in the order of their values; another for a free block with memory.
+# The letter of each BlockState, by the state's value. Free blocks with memory have another letter.
 LETTERS = "fosqcr"
 FREE_WITH_MEMORY = "d"
 NO_SEQUENCE = -1
@@ -92,8 +92,8 @@ class KVMap:
 def take_map(
     layout: KVLayout, pool: HeapPool, sequences: Iterable[CachedSequence], slots: Iterable[Slot]
 ) -> KVMap:
-    """Return a copy of all blocks' states, which takes little of the engine's time. ``pool`` holds
-    one group of layers; in all groups the states are equal, unless a mapping was refused."""
+    """Return a copy of all blocks' states. Copying takes little of the engine's time. ``pool``
+    holds one group of layers; in all groups the states are equal, unless a mapping was refused."""
     group = layout.groups[0]
     size = group.blocks_per_heap
     return KVMap(

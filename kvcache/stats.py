@@ -12,9 +12,9 @@ class SlotStats:
     slots: int = 0
     free: int = 0
     held: int = 0
-    """The number of slots that open sequences use or that wait to be sealed."""
+    """The number of slots with a user: an open sequence, or an entry in the queue for sealing."""
     cached: tuple[tuple[str, int], ...] = ()
-    """Pairs of a reason for keeping slots and the number of unused slots kept for it."""
+    """``(reason, count)``: the number of unused slots that are kept for each reason."""
     waiting: int = 0
     """The number of slots that become free when the last step that may use them completes."""
     evicted: int = 0
@@ -28,7 +28,7 @@ NO_SLOTS = SlotStats()
 @dataclass(frozen=True, slots=True)
 class KVStats:
     """Bytes of K and V. Free, live, partial tail, mapped ahead, cached and quarantined bytes add up
-    to the capacity. The system counts the committed bytes."""
+    to the capacity. The other amounts of bytes are not part of that sum."""
 
     capacity_bytes: int
     free_bytes: int
@@ -37,9 +37,9 @@ class KVStats:
     partial_tail_bytes: int
     """Bytes at the end of blocks that are only partly filled with live tokens."""
     mapped_ahead_bytes: int
-    """Bytes of blocks that open sequences have mapped but that hold no token yet."""
+    """Bytes of the blocks of open sequences in which no token is stored yet."""
     cached_bytes: int
-    """Bytes of blocks that no open sequence uses and that are kept for prefix hits."""
+    """Bytes of the blocks that are kept for prefix hits while no open sequence uses them."""
     quarantined_bytes: int
     """Bytes of blocks that wait for the device, for unmapping, or for the release of memory."""
     free_slack_bytes: int
@@ -70,7 +70,7 @@ class KVStats:
 
 
 def total(groups: Sequence[KVStats]) -> KVStats:
-    """Return the sum over groups of layers, except for counts that are equal in all groups."""
+    """Add up the statistics of all groups of layers. Do not add counts that are equal in all."""
     first, *others = groups
     if not others:
         return first

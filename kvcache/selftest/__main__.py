@@ -33,7 +33,7 @@ from kvcache.selftest.stress import ReleaseChecks, StressChecks
 # The pause after which speed is measured. Some systems reclaim GPU memory after an idle second.
 PAUSE_S = 2.0
 WARM_UPS = 3
-# The weights take 256 MiB, enough to measure the time for fetching them after they were reclaimed.
+# The weights take 256 MiB. If the system reclaims so much, fetching it again takes noticeably long.
 MATRICES, SIZE = 8, 4096
 # The number of commands to submit. One step of a 36-layer model has about as many.
 COMMANDS = 600

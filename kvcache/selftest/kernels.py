@@ -24,8 +24,8 @@ from kvcache.selftest.run import Result
 from kvcache.slot_pool import StateSegment
 from kvcache.views import layer_regions
 
-# How many rows the test's sequences have: one row, and enough for two or more splits, into which
-# the decode kernel divides more than 256 rows.
+# The number of rows of each sequence. The decode kernel divides more than 256 rows into splits, so
+# that these sequences need no split, two splits, and more.
 LENGTHS = (1, 257, 600)
 MAX_TOKENS = 1024
 GATED_ROWS = 33
@@ -44,15 +44,15 @@ TOLERANCE = {mx.float32: 0.01, mx.float16: 0.02, mx.bfloat16: 0.06}
 PRODUCT_ROWS = (1, 8, 64)
 INPUTS, OUTPUTS = 1024, 512
 BITS, GROUP = 4, 64
-# The allowed error, divided by the greatest result. A GPU rounds inputs and results to 8 bits, but
-# not sums. On a CPU, MLX computes in float32.
+# The allowed error, as a share of the greatest result. A GPU rounds inputs and results to 8 bits,
+# but not sums. On a CPU, MLX computes in float32.
 PRODUCT_TOLERANCE = 0.02
 
 Rows = NDArray[np.float64]
 
 
 def kernel_specs(on_gpu: bool) -> list[KVSpec]:
-    """Return the shapes of K and V to test: every head width with every number format."""
+    """Return the shapes of K and V to test: every head width with every format of the device."""
     formats = [kind for kind in KVFormat if on_gpu or kind is not KVFormat.FLOAT16]
     return [KVSpec(KV_HEADS, head_dim, kind) for head_dim in (64, 128, 256) for kind in formats]
 
@@ -141,7 +141,7 @@ class KernelChecks:
         return DeltaConstants(*(self._random.normal(size=shape) / 2 for shape in shapes))
 
     def _chunk(self) -> Result:
-        """Check attention over all but the last row of each longer sequence, as one chunk."""
+        """Check attention over all rows but the last, as a chunk, in sequences of several rows."""
         worst = 0.0
         for number, length in enumerate(LENGTHS):
             if length > 1:
@@ -296,7 +296,7 @@ def _multiply(rows: int) -> Result:
 
 
 def _unpacked(codes: mx.array, scales: mx.array, biases: mx.array) -> Rows:
-    """Return the weights ``code * scale + bias``. A word's lowest bits hold its first code."""
+    """Return the weights ``code * scale + bias``. A word has its first code in the lowest bits."""
     words = np.array(codes)[..., None] >> np.arange(0, 32, BITS, dtype=np.uint32)
     plain = (words & ((1 << BITS) - 1)).reshape(OUTPUTS, INPUTS // GROUP, GROUP)
     scale, bias = (_numbers(array)[..., None] for array in (scales, biases))

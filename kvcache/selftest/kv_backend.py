@@ -25,7 +25,7 @@ MAX_TOKENS = 16384  # 16 MiB of K and V
 TAIL_ROWS = 64
 # The allowed error of values between -1 and 1 that are stored with 8 bits.
 TOLERANCE = 0.02
-# The share of a released heap by which the process must shrink, despite other allocations.
+# The process must shrink by this share of a released heap. Other allocations may take the rest.
 RETURNED_SHARE = 0.9
 # The test fails if the system makes fewer buffers of the real size than this.
 NEEDED_BUFFERS = 3
@@ -291,8 +291,8 @@ class KVBackendChecks:
         return queries
 
     def read(self, buffer: int, tokens: int, last: int | None = None) -> Result:
-        """Compare a buffer's first ``tokens`` tokens with the written rows. ``last``, the buffer's
-        number of tokens, is needed if the compared tokens end in a read-only block."""
+        """Compare a buffer's first ``tokens`` tokens with the written rows. If they end in a
+        read-only block, pass a larger number ``last`` that ends in a writable one."""
         for number, region in enumerate(self._regions(buffer, last or tokens)):
             wrong = (region[:tokens] != self.written[number][:tokens]).any(axis=(1, 2))
             require(not wrong.any(), f"{wrong.sum()} rows of region {number} are wrong")
@@ -307,7 +307,8 @@ class KVBackendChecks:
         return "it holds zeros"
 
     def _regions(self, buffer: int, tokens: int) -> list[NDArray[np.float32]]:
-        """Return the K and V of every layer. The last token must be in a writable block."""
+        """Return the K and V of every layer. The last token must be in a writable block, because it
+        is a row of the step that reads."""
         rows = self._backend.rows([Segment(buffer, tokens - 1, 1)])
         regions = [
             # astype copies to MLX's memory: the host cannot read memory that only a GPU has.

@@ -18,22 +18,22 @@ STATUS = Path("/proc/self/status")
 ROLLUP = Path("/proc/self/smaps_rollup")
 OWN_FILES = Path("/proc/self/fd")
 BLOCK_BYTES = 512  # the unit of os.stat's st_blocks
-# rusage_info_v0 of sys/resource.h is a UUID and 64-bit numbers, of which macOS charges the eighth.
+# rusage_info_v0 of sys/resource.h is a UUID and 64-bit numbers. The eighth is the footprint.
 RUSAGE_INFO_V0 = 0
 FOOTPRINT_FIELD = 7
 
-# From this macOS on, MLX's wheels have kernels for neural accelerators. Chips have them since M5.
+# Neural accelerators came with the M5. MLX's wheels for macOS 26 and later have kernels for them.
 ACCELERATED = 26
 FIRST_WITH_ACCELERATORS = 5
 # The version that macOS 26 reports to programs built for an older system.
 OLD_NAME_OF_26 = 16
-# The first system on which MLX runs its kernels for neural accelerators.
+# The first macOS version on which MLX runs its kernels for neural accelerators.
 NEEDED_SYSTEM = (26, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Names of the machine's model, its system and MLX's version, for reports and as a key."""
+    """Names of the machine's model, system and MLX version, for reports and for names of files."""
 
     model: str
     processor: str
@@ -146,8 +146,8 @@ def process_footprint() -> int:
 
 
 def footprint_with(heap_bytes: int) -> int:
-    """Return nearly the result of process_footprint, without the walk through all pages by which
-    Linux would delay mappings. On Linux, memfd files count as ``heap_bytes``. Raises OSError."""
+    """Estimate the result of process_footprint without a walk through all pages, which delays
+    mappings on Linux. There, ``heap_bytes`` stands for the size of memfd files. Raises OSError."""
     if sys.platform == "darwin":
         return _mac_footprint()
     wanted = ("RssAnon:", "VmSwap:")

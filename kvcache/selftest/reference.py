@@ -62,7 +62,7 @@ class DeltaConstants(NamedTuple):
     """The weights of a gated delta net, without those of its projections."""
 
     conv: Numbers
-    """The convolution's weights ``[taps, (2 + heads) * dim]``, the newest token's last."""
+    """The convolution's weights, ``[taps, (2 + heads) * dim]``, the oldest token's tap first."""
     a_log: Numbers
     dt_bias: Numbers
     norm: Numbers

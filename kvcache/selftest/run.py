@@ -32,7 +32,7 @@ BEGINS = "self-test begins: "
 
 
 class SelfTest(StrEnum):
-    """The name of a self-test, for the child's command line and for files about passed tests."""
+    """The names of self-tests, used in arguments of child processes and files on passed tests."""
 
     KV_BACKEND = "kv_backend"
     """Tests mappings, matrix products, and a cache of the real size."""
