@@ -38,8 +38,8 @@ inline void transpose(Vec* v) {
 }
 
 // Computes a part of the scores of T tokens: the sum of query times key over every kLanes-th
-// dimension. Then adds `taken` parts that were computed before and are stored below `top`. The
-// function is not inlined, to keep the sums in registers.
+// dimension. Then pops `taken` parts from the stack that ends at `top`, adds them, and pushes the
+// sum. This function is not inlined, to keep the sums in registers.
 template <size_t D, size_t V, size_t T, size_t taken>
 __attribute__((noinline)) void multiply_lane(const float* queries, const float* keys, float* top) {
   Vec sum[T][V] = {};
@@ -67,7 +67,7 @@ __attribute__((noinline)) void multiply_lane(const float* queries, const float* 
   }
 }
 
-// Computes the scores' parts for dimensions `first`, `first` + `step`, ... and adds them in pairs.
+// Adds the parts of multiply_lane() for dimensions `first`, `first` + `step`, ... as a binary tree.
 template <size_t D, size_t V, size_t T, size_t step = 1, size_t taken = 0>
 inline void multiply_lanes(const float* queries, const float* keys, size_t first, float* top) {
   if constexpr (step == kLanes) {
@@ -170,8 +170,8 @@ __attribute__((noinline)) void add_slab(
   }
 }
 
-// The query rows of some tokens for one KV head, and the rows' intermediate results. Row i is query
-// head i % group of the token at `position` + i / group. Extra rows fill up the last vector.
+// Query rows of tokens for one KV head, and intermediate results. If n query heads share the KV
+// head, row i is head i % n of the token at `position` + i / n. Extra rows fill up the last vector.
 struct Chunk {
   const HeadShape& shape;
   size_t position;
@@ -194,7 +194,7 @@ struct Chunk {
   }
 };
 
-// Cuts the rows into blocks of V vectors of rows. Calls body(first row, constant V) for each block.
+// Cuts the rows into blocks of V * kLanes rows. Calls body(first row, constant V) for each block.
 template <class Body>
 inline void for_row_blocks(size_t rows, const Body& body) {
   size_t row = 0;
@@ -206,7 +206,7 @@ inline void for_row_blocks(size_t rows, const Body& body) {
   }
 }
 
-// Copies `count` query rows to chunk.queries, as score_rows() reads them. Row 0 fills the rest.
+// Copies `count` query rows to chunk.queries, laid out for score_rows(). Row 0 fills the rest.
 template <size_t D>
 void turn_queries(const Chunk& chunk, const float* prepared, size_t count) {
   const size_t group = chunk.shape.group();

@@ -32,7 +32,7 @@ void normalize(const float* x, float eps, float scale, size_t n, float* out) {
 // Each loaded vector of a key or query serves this many rows of the state.
 constexpr size_t kStateRows = 4;
 
-// Sets partial[i] to the product of the state's row i and x, before its lanes are added up.
+// Sets partial[i] to a vector whose lanes add up to the product of the state's row i and x.
 inline void state_times(const float* state, const float* x, size_t dims, Vec* partial) {
   for (size_t row = 0; row < kLanes; row += kStateRows) {
     const float* const rows = state + row * dims;
@@ -49,8 +49,8 @@ inline void state_times(const float* state, const float* x, size_t dims, Vec* pa
   }
 }
 
-// Sets `to` to from * decay + change k^T. Sets partial[i] to the product of row i of `to` and q,
-// before its lanes are added up.
+// Computes the next state `to` = `from` * decay + change k^T. Sets partial[i] to a vector whose
+// lanes add up to the product of row i of `to` and q.
 inline void state_step(
     const float* from, float* to, const float* key, const float* query, const float* change,
     float decay, size_t dims, Vec* partial) {

@@ -12,7 +12,7 @@ namespace quire::cpu {
 // "vnni", "avx512", "avx2", "sse2" on x86-64; "dotprod", "neon" on arm64.
 std::vector<std::string> available();
 
-// Returns the kernels of a set, or the best for "auto". Throws std::invalid_argument if unknown.
+// Throws std::invalid_argument unless `name` is in available() or "auto", which means the best set.
 const Kernels& select(const std::string& name);
 
 // Converts "float32", "bfloat16" or "int8". Throws std::invalid_argument for other names.

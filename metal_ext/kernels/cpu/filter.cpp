@@ -11,8 +11,8 @@
 namespace quire::cpu {
 namespace {
 
-// The bits of floats from 0 to 1 rise with the floats, and the upper two bits are 0. So three
-// histograms of ten bits find one weight: each splits the bucket that the histogram before chose.
+// Read as integers, floats from 0 to 1 keep their order, and their upper two bits are 0. So three
+// histograms, each over ten bits, find one weight: each splits a bucket of the previous one.
 constexpr uint32_t kBucketBits = 10;
 constexpr uint32_t kBuckets = 1u << kBucketBits;
 constexpr int kFirstShift = 2 * kBucketBits;
@@ -21,7 +21,7 @@ constexpr int kFirstShift = 2 * kBucketBits;
 constexpr float kLeastWeight = std::numeric_limits<float>::min();
 // The number of weights in a piece of a row. The largest weight of each piece gives a first bound.
 constexpr size_t kPieceWeights = 256;
-// A factor by which the bound of top_p is lowered, so that rounding cannot make it too high.
+// The lower bound from top_p is multiplied by this, so that rounding cannot make it too high.
 constexpr double kBelow = 0.5;
 
 // A run of equal weights among all weights in falling order.
@@ -37,8 +37,8 @@ struct Bucket {
   size_t count;
 };
 
-// Returns the last run for which there are fewer than `count` larger weights, with a sum below
-// `sum`. If there is none, returns the first run.
+// Returns the last run whose larger weights are fewer than `count` and add up to less than `sum`.
+// If there is no such run, returns the first run.
 Run last_run(float* weights, size_t n, size_t count, double sum) {
   Run run{0.0f, 0, 0, 0.0};
   uint32_t chosen = 0;
@@ -79,7 +79,7 @@ Run last_run(float* weights, size_t n, size_t count, double sum) {
   return run;
 }
 
-// Returns a bound that at least `count` weights reach, found among the pieces' largest weights.
+// Returns a lower bound for the `count` largest weights above 0, from the pieces' largest weights.
 float reached_by(
     const ChooseKernels& kernels, size_t count, const float* weights, size_t n, float* scratch) {
   const size_t pieces = n / kPieceWeights;

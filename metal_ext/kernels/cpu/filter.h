@@ -4,7 +4,7 @@
 
 #include "cpu/kernels.h"
 
-// Filters tokens by top_k and top_p. Weights are probabilities times one factor, and at most 1.
+// Filters tokens by top_k and top_p. A weight is a probability divided by the largest probability.
 namespace quire::cpu {
 
 struct Filter {
@@ -12,8 +12,8 @@ struct Filter {
   double top_p;  // 1 turns this filter off
 };
 
-// Returns the smallest weight that passes the filter. In order of falling weights, a token passes
-// if it is among the first top_k, and the share of all earlier tokens is below top_p. The first
+// Returns the smallest weight that passes the filter. Tokens pass in falling order of weight: at
+// most top_k, until their sum reaches top_p of the sum of the top_k largest weights. The first
 // token always passes. `total` is the sum of the n weights, and `scratch` has n floats.
 float filter_floor(
     const ChooseKernels& kernels, const Filter& filter, const float* weights, size_t n,

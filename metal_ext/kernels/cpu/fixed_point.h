@@ -157,7 +157,7 @@ struct CodeCall : ProductCall {
   }
 };
 
-// read_codes() unpacks a vector of words to this many vectors, with the codes of 4 inputs each.
+// read_codes() unpacks a vector of words into this many vectors, each with the codes of 4 inputs.
 template <size_t Bits>
 constexpr size_t kCodeParts = 8 / Bits;
 

@@ -16,7 +16,7 @@
 
 // All CPU kernels. This file and its includes are compiled once per instruction set. QUIRE_ISA is
 // the set's name and namespace, QUIRE_LANES the number of floats in a vector. No file may call the
-// standard library: of an inline function the linker keeps one copy, which might need AVX-512.
+// standard library: the linker keeps one copy of an inline function, which might need AVX-512.
 namespace quire::cpu::QUIRE_ISA {
 namespace {
 

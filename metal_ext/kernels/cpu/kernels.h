@@ -76,7 +76,7 @@ struct Partial {
 };
 
 // An attend_chunk call has at most kChunkRows rows. It converts kKeyTokens keys to float32 at a
-// time, which fit in the first-level cache beside the queries.
+// time, so that these keys fit in the first-level cache beside the queries.
 constexpr size_t kChunkRows = 32;
 constexpr size_t kKeyTokens = 16;
 constexpr size_t kValueDims = 64;
@@ -98,7 +98,7 @@ struct LayerKernels {
   // Computes to += scale * x, [n] each.
   void (*add_scaled)(const float* x, float scale, size_t n, float* to);
 
-  // Computes e^x / (sum of all e^x), [n] each. One NaN or infinity makes all results NaN.
+  // Computes e^x / (sum of all e^x), [n] each. A NaN or a positive infinity makes all results NaN.
   void (*softmax)(const float* x, size_t n, float* out);
 };
 
@@ -125,7 +125,7 @@ struct DeltaRun {
 
 // The operations of a gated delta net between its matrix products, in float32.
 struct DeltaKernels {
-  // Computes SiLU(sum over taps of rows[tap] * weights[tap * stride + i]). A null row is zeros.
+  // Computes SiLU(sum over taps of rows[tap] * weights[tap * stride + i]). A null row means zeros.
   void (*convolve)(
       const float* const* rows, const float* weights, size_t taps, size_t stride, size_t n,
       float* out);
@@ -133,7 +133,7 @@ struct DeltaKernels {
   // Computes x * scale / sqrt(sum(x^2) + eps), [n] each. `out` may be `x`.
   void (*normalize)(const float* x, float eps, float scale, size_t n, float* out);
 
-  // Runs the recurrence over a run's tokens one by one, so that a cut into runs changes no bit.
+  // Runs the recurrence token by token, so that results do not depend on the cuts between runs.
   void (*recur)(const DeltaHead&, const DeltaRun&);
 };
 
@@ -170,7 +170,7 @@ struct Kernels {
       const HeadShape&, const HeadRun& kv_heads, const float* prepared, const void* keys,
       const void* values, size_t tokens, Partial out);
 
-  // Combines a row's `count` adjacent partials to out [query_heads][head_dim], in natural order.
+  // Combines a row's `count` adjacent partials into out [query_heads][head_dim], in natural order.
   void (*finish)(const HeadShape&, const float* partials, size_t count, float* out);
 
   // Computes the attention of `rows` (1 to kChunkRows) rows from `position` on, for one KV head. A

@@ -58,7 +58,7 @@ struct LinearShape {
   constexpr size_t panels() const { return (outputs + kPanelOutputs - 1) / kPanelOutputs; }
   constexpr size_t groups() const { return inputs / group; }
   constexpr size_t words_per_group() const { return group * bits() / 32; }
-  // Returns the bytes of a scale and a bias for each output of a panel.
+  // Returns the bytes that a scale and a bias take for all outputs of a panel.
   constexpr size_t scales_bytes() const {
     return 2 * kPanelOutputs * (scales == ScaleType::bfloat16 ? 2 : 4);
   }
@@ -71,8 +71,8 @@ struct LinearShape {
   constexpr size_t packed_bytes() const { return panels() * panel_bytes(); }
 };
 
-// One instruction set's functions for linear layers. Sums are in float32, over the inputs in order,
-// or over groups whose sums are whole numbers. So an output's bits depend on one row of x alone.
+// One instruction set's functions for linear layers. Products are added in float32 in the inputs'
+// order, or exactly, as whole numbers. So an output's bits depend on one row of x alone.
 struct LinearKernels {
   // prepared_bytes() returns the size of `rows` prepared rows. prepare() converts row `row` of x.
   size_t (*prepared_bytes)(const LinearShape&, size_t rows);

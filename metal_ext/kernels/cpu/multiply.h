@@ -5,8 +5,8 @@ static_assert(kPanelOutputs % kLanes == 0);
 // Weights are prefetched this many bytes before they are read.
 constexpr size_t kWeightsAhead = 2048;
 
-// Returns the offset in a panel to prefetch while `at` is read, if `panels` panels are read at the
-// same time. Past a panel's end, the offset lies in the panels that are read next.
+// Returns the offset in a panel to prefetch while offset `at` of `panels` adjacent panels is read.
+// Past a panel's end, the offset lies in the panel that is `panels` further on.
 constexpr size_t ahead_of(size_t at, size_t panel_bytes, size_t panels) {
   const size_t next = at + kWeightsAhead;
   return next < panel_bytes ? next : next + (panels - 1) * panel_bytes;
@@ -42,8 +42,8 @@ template <size_t Sums, size_t R>
 constexpr size_t kPanelsOf = Sums / R >= 4 ? 4 : Sums / R >= 2 ? 2 : 1;
 
 // Calls for_panels() for rows [0, rows), in as few blocks of at most R rows as possible. All blocks
-// have the same size, or one row less, because a much shorter last block would wait for each sum.
-// With fewer rows, a block has more panels.
+// have the same size, or one row less: a much shorter block would have too few independent sums to
+// keep the arithmetic busy. With fewer rows, a block has more panels.
 template <size_t Sums, size_t R, class Body>
 void for_blocks(size_t rows, size_t first, size_t panels, const Body& body) {
   const size_t blocks = (rows + R - 1) / R;
@@ -87,8 +87,8 @@ inline void read_pair(const Number* at, Vec* even, Vec* odd) {
   }
 }
 
-// Reads a panel's plain weights in order. begin() must come before every kPairs pairs of inputs.
-// pair() returns the weights of an even input and of the next, odd input.
+// Reads a panel's plain weights in order. Callers call begin() before every kPairs calls of pair(),
+// which returns the weights of an even input and of the next, odd input.
 template <class Number>
 struct Plain {
   static constexpr bool kCodes = false;
@@ -139,7 +139,7 @@ struct Codes {
       odd[v] = number_of(words[v] >> (shift + 8));
     }
   }
-  // Returns `total` plus a group's part. `codes` is its sum of code * input, `x` its sum of inputs.
+  // Returns `total` plus a group with the sums `codes` (of code * input) and `x` (of inputs).
   Vec close(size_t v, Vec codes, float x, Vec total) const {
     Vec scale[kPanelVecs];
     Vec bias[kPanelVecs];
@@ -233,8 +233,8 @@ struct Sums {
   }
 };
 
-// Adds the products of inputs [from, to) of R rows and P panels. For plain weights, to - from may
-// be odd. Loops over sums are unrolled, because otherwise compilers keep the sums in memory.
+// Adds the products over inputs [from, to) to the sums. With plain weights, the number of inputs
+// may be odd. Loops over sums are unrolled, because otherwise compilers keep the sums in memory.
 template <class Weights, size_t P, size_t R>
 inline void add_inputs(const LinearShape& shape, Weights* weights, const float* x, size_t from,
                        size_t to, Sums<P, R>& sums) {

@@ -50,7 +50,7 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {};
 };
 
-// A block of rows of x. The tiles of sums cover 16 part rows by four panels, or 32 by two panels.
+// A block of rows of x (two part rows each). Its sums cover 16 part rows by 4 panels, or 32 by 2.
 struct Block {
   size_t row;    // the first row of x
   size_t count;  // number of rows of x, 1 to kTileRows
@@ -76,8 +76,8 @@ struct Block {
   }
 };
 
-// Multiplies a tile of x by the panels' weights w, and adds the products to the sums. If Tall, does
-// the same with the tile at `x + next`.
+// Multiplies a tile of x by the panels' weights w, and adds the products to the sums. If Tall, also
+// multiplies the tile at `x + next`.
 template <bool Tall>
 inline void add_tiles(const std::byte* x, size_t next, const std::byte* const* w, size_t at) {
   _tile_loadd(4, x, kLineBytes);

@@ -48,7 +48,7 @@ template <size_t P, size_t R>
   }
 }
 
-// This many sums leave enough registers for the vectors of weights and for a pair of x.
+// This many sums leave enough registers for vectors of weights, and for a vector of x.
 constexpr size_t kPairSums = 24;
 constexpr size_t kPairRows = 12;
 

@@ -3,10 +3,10 @@
 // The number of inputs in a tile of codes. Smaller groups make smaller tiles.
 constexpr size_t kCodeStep = 64;
 
-// For many rows, the codes of this many inputs are unpacked together, which fit in a core's cache.
+// For many rows, the codes of this many inputs are unpacked together. They fit in a core's cache.
 constexpr size_t kSliceInputs = 1024;
-// A Unit is one group of one panel. The sums of a Unit are scaled kUnitsBehind Units later, because
-// vectors load slowly from memory to which a tile was just stored.
+// A Unit is one group of one panel. Its sums are scaled kUnitsBehind Units later, because loading
+// vectors is slow right after a tile was stored to the same memory.
 constexpr size_t kUnitsBehind = 3;
 // For few rows, this many unpacked groups are kept: the current one, the next one, and those whose
 // sums are not scaled yet. The number is a power of two.
@@ -17,7 +17,7 @@ static_assert(kGroupsKept >= kUnitsBehind + 2);
 template <size_t Bits>
 class Slice {
  public:
-  // Keeps the newest `kept` groups, a power of two, of the panels [first, first + panels).
+  // Keeps the newest `kept` groups of panels [first, first + panels). `kept` is a power of two.
   Slice(const CodeCall& call, size_t first, size_t panels, size_t kept)
       : shape_(call.shape), start_(call.panel(first)), panels_(panels), kept_(kept) {}
 
@@ -112,7 +112,7 @@ inline void store_sums(LimbSums& sums) {
   _tile_stored(2, sums.at[2], kLineBytes);
 }
 
-// One group of one panel. advance() goes to the next panel, and after the last to the next group.
+// One group of one panel. advance() goes to the next panel, or to the next group's first panel.
 struct Unit {
   size_t group;
   size_t panel = 0;
@@ -124,7 +124,7 @@ struct Unit {
   }
 };
 
-// Adds groups [from, to) of a slice's panels to the totals of rows [row, row + rows), 16 at most.
+// Adds groups [from, to) of a slice's panels to the totals of at most 16 rows [row, row + rows).
 // Calls begin(group, panel) before each group of a panel. `totals` is [all rows][kMostPanels].
 template <size_t Bits, class Begin>
 void add_code_groups(const CodeCall& call, const Slice<Bits>& slice, size_t row, size_t rows,

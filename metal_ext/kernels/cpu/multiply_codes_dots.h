@@ -1,14 +1,14 @@
 // Linear layers of 4 and 8 bits by dot products of bytes: codes times limbs (bytes of x).
 
-// Returns a vector that repeats the four limbs (bytes of x) from 4 * part on for each output.
+// Returns a vector whose lanes all have the same four limbs (bytes of x), from 4 * part on.
 inline IntVec four_of(const std::byte* limbs, size_t part) {
   int32_t four;
   __builtin_memcpy(&four, limbs + 4 * part, sizeof(four));
   return four - IntVec{};
 }
 
-// Sums of codes times one limb of x at kLanes outputs. Some instruction sets add products of codes
-// of 4 bits in 16 bits first. The sums of kWordsAtOnce words fit: 4 * 2 * 2 * 15 * 127 < 2^15.
+// Sums of codes times one limb of x, for kLanes outputs. Some instruction sets first add products
+// in 16 bits. Sums over kWordsAtOnce words of 4-bit codes fit: 4 * 2 * 2 * 15 * 127 < 2^15.
 #if defined(__AVX512VNNI__)
 constexpr size_t kWordsAtOnce = 1;
 struct DotSum {
@@ -162,9 +162,9 @@ template <size_t Bits, size_t Limbs, size_t P, size_t R>
   }
 }
 
-// A block has at most kDotSums sums (rows times panels) and kDotRows rows, if x has one limb. With
-// one vector per panel, these sums fit in registers. The other limits were measured: on arm64, a
-// panel takes four vectors, and more than 16 sums leave too few of 32 registers for the rest.
+// If x has one limb, a block has at most kDotSums pairs of a row and a panel, and kDotRows rows. If
+// a panel is one vector, the sums of 24 pairs fit in registers. Other limits were measured: on
+// arm64, a panel is four vectors, and 4 pairs leave half of the 32 registers for the rest.
 constexpr size_t kDotSums = kLanes == kPanelOutputs ? 24 : kLanes == 8 ? 8 : 4;
 constexpr size_t kDotRows = kLanes == kPanelOutputs ? 12 : kLanes == 8 ? 6 : 4;
 

@@ -7,13 +7,13 @@
 namespace quire::cpu {
 namespace {
 
-// These functions return the index in a panel of the number for an input and a lane (output).
+// These functions return the index of a number in a panel, from its input and its lane (output).
 size_t place_of_bfloat16(size_t input, size_t lane) {
   return (input / 2 * kPanelOutputs + lane) * 2 + input % 2;
 }
 size_t place_of_float32(size_t input, size_t lane) { return input * kPanelOutputs + lane; }
 
-// The place of a code: the index of a word in the code's group, and the code's first bit there.
+// The place of a code in its group: the index of a word, and the first bit within that word.
 struct CodePlace {
   size_t word;
   uint32_t shift;
@@ -44,7 +44,7 @@ Number narrowed(float number) {
   }
 }
 
-// Returns the index of a lane's scale (number 0) or bias (1), which lie like weights of two inputs.
+// Returns the index of a lane's scale (number 0) or bias (1), laid out like two inputs' weights.
 template <class Number>
 size_t place_of_scale(size_t number, size_t lane) {
   return sizeof(Number) == 2 ? place_of_bfloat16(number, lane) : place_of_float32(number, lane);
@@ -70,7 +70,7 @@ float stored_number(StoredNumber type, const void* numbers, size_t at) {
 constexpr int kHalves[] = {0, 1, 2, 3, 4, 6, 8, 12};
 constexpr int kMostHalves = 12;
 
-// Reads one output's weights as code * scale + bias. E2M1 codes become whole numbers from 0 on.
+// Reads one output's weights as code * scale + bias. E2M1 codes become numbers from 0 to 24.
 struct CodeRow {
   const Weights& weights;
   size_t inputs;

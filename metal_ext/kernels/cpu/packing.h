@@ -31,8 +31,8 @@ struct Weights {
   const void* biases = nullptr;
 };
 
-// Returns the shape of one packed matrix with the outputs of all parts. No value changes: codes get
-// 4 or 8 bits and the smallest group. If only some parts have codes, all parts become float32.
+// Returns the shape of all parts packed as one matrix. No value changes: codes get 4 or 8 bits and
+// the smallest group size of any part. If only some parts have codes, all become float32.
 LinearShape joined_shape(size_t inputs, std::span<const StoredKind> parts);
 
 // Packs the panels [first, first + count). `shape` is the joined_shape() of the parts. `packed` is

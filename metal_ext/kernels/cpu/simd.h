@@ -32,7 +32,7 @@ inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline void prefetch_near(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 // Loads 2 * kLanes numbers into two vectors. If they are bfloat16, `first` gets the even indices
-// and `second` the odd ones. A float's upper half is its bfloat16: a shift or mask converts it.
+// and `second` the odd ones. A bfloat16 is the upper half of a float: shift or mask converts it.
 inline void load_pair(const uint16_t* p, Vec& first, Vec& second) {
   const BitVec bits = *reinterpret_cast<const UnalignedBits*>(p);
   first = reinterpret_cast<Vec>(bits << 16);
@@ -63,7 +63,7 @@ inline Vec pick(Vec a, Vec b) {
 #endif
 }
 
-// Adds the two halves of every `width` lanes of a and b. The sums of a come before those of b.
+// Cuts a and b into runs of `width` lanes. Adds the two halves of each run; a's sums come first.
 template <int width, int... lane>
 inline Vec fold(Vec a, Vec b, std::integer_sequence<int, lane...>) {
   constexpr int half = width / 2;
@@ -178,7 +178,7 @@ inline Vec zip(Vec a, Vec b, std::integer_sequence<int, lane...>) {
   return pick<(lane / 2 + lane % 2 * n + upper * n / 2)...>(a, b);
 }
 
-// Writes values / weight to out, and changes kernel order to the natural order of dimensions.
+// Writes values / weight to out, in the natural order of dimensions, not kernel order (kernels.h).
 inline void divide(
     KVType type, const float* values, float weight, size_t head_dim, float* out) {
   for (size_t i = 0; i < head_dim; i += 2 * kLanes) {

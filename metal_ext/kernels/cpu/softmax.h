@@ -1,4 +1,4 @@
-// Softmax over keys of which a few are known at a time (Milakov and Gimelshein, "Online normalizer
+// Softmax over keys that arrive a few at a time (Milakov and Gimelshein, "Online normalizer
 // calculation for softmax", 2018).
 
 constexpr float kNoScore = -1e30f;  // below every score, but finite: differences stay numbers
