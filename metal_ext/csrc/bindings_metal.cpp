@@ -91,7 +91,7 @@ void make_kv_backend(
   new (self) Handle{std::move(kv_backend)};
 }
 
-// Keeps the arrays' buffers resident on the GPU, except small arrays, which MLX keeps in a heap.
+// Keeps the arrays' buffers resident on the GPU. Skips small arrays, which MLX keeps in a heap.
 void hold(const DeviceMemory& kv_backend, const std::vector<mx::array>& arrays) {
   std::vector<NS::SharedPtr<MTL::Buffer>> buffers;
   std::set<MTL::Buffer*> seen;

@@ -71,7 +71,7 @@ struct AppendArguments {
   uint32_t rows;
 };
 
-// The arguments of project_append: of the RMS norms of queries and keys, and of RoPE.
+// The arguments of project_append, which applies RMS norms to queries and keys, and then RoPE.
 struct ProjectArguments {
   LayerPlace place;
   uint32_t query_heads;

@@ -1,4 +1,4 @@
-// Zeroes or copies blocks of K and V. Runs on (bytes / 16, regions) threads, of 16 bytes each.
+// Zeroes or copies blocks of K and V. Runs on (bytes / 16, regions) threads, each for 16 bytes.
 #include "rows.h"
 
 [[kernel]] void zero_blocks(

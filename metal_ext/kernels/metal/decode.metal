@@ -58,8 +58,8 @@ template <typename T, typename KV, int D, Rows kind>
 inline void score_tokens(
     const device T* queries, RowSpace space, Split split, constant AttentionArguments& arguments,
     uint simdgroup, uint lane, threadgroup float* scores) {
-  // A token takes D / 8 lanes, each for four numbers of either half of the key. Adding so few lanes
-  // takes fewer steps than adding a whole simdgroup, and lanes read adjacent memory.
+  // D / 8 lanes share a token; each takes four numbers from each half of the key. Lanes read
+  // adjacent memory, and adding up a token's lanes takes few steps.
   constexpr uint kTokenLanes = D / 8;
   constexpr uint kTokens = 32 / kTokenLanes;
   const uint part = lane % kTokenLanes;

@@ -1,7 +1,7 @@
 // Gated delta nets (Yang, Kautz, Hatamizadeh, arXiv 2412.06464):
 //   S = decay S + (v - decay S k) beta k^T,   y = S q
-// One kernel computes the layer. Another one keeps the convolution's newest inputs (tail). Tokens
-// are computed one by one, so that a cut of a sequence changes no bit. A layer's part of a slot
+// One kernel computes the layer. Another one writes the convolution's newest inputs (tail). Tokens
+// are computed one by one, so cutting a sequence does not change results. A layer's part of a slot
 // (kept states) is S [value_heads][D][D] in float32, and the tail [tail_rows][conv_width] in T.
 #include "rows.h"
 

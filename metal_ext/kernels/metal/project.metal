@@ -1,10 +1,10 @@
 // Normalises and rotates (RoPE) a layer's queries and keys, and writes K and V, in one kernel.
 #include "rows.h"
 
-// Runs on (query_heads + kv_heads, rows) threadgroups of one simdgroup. Each threadgroup computes
-// one head. Those of KV heads write K and V. queries and queries_out are [rows][query_heads][D],
-// keys and values [rows][kv_heads][D]. A lane computes kPairs pairs of dimensions, named low and
-// high. Only the first 2 * turned dimensions of a head rotate. The pairs lie in a head like this:
+// Runs on (query_heads + kv_heads, rows) threadgroups of one simdgroup. Each computes one head, and
+// writes K and V if it is a KV head. queries and queries_out are [rows][query_heads][D], keys and
+// values [rows][kv_heads][D]. A lane computes kPairs pairs of dimensions, named low and high. Only
+// the first 2 * turned dimensions of a head rotate. The pairs lie in a head like this:
 //   dimension  | low, turned | high, turned | low ......... | high ........ |
 //              0           turned        2 turned      D / 2 + turned       D
 template <typename T, typename KV, int D, Rows kind>

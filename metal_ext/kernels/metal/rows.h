@@ -1,4 +1,4 @@
-// Functions of all kernels. They compute addresses of rows of K and V, and load and store numbers.
+// Functions for all kernels. They compute rows' addresses in K and V, and load and store numbers.
 #pragma once
 
 #include "arguments.h"

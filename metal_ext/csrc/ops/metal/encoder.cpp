@@ -12,7 +12,7 @@
 namespace quire::ops {
 namespace {
 
-// Gives access to a private method of MLX's encoder, which explicit instantiations may name.
+// Gives access to a private method of MLX's encoder. Explicit instantiations ignore access rights.
 template <class Tag, typename Tag::Member member>
 struct Reach {
   friend typename Tag::Member reach(Tag) { return member; }

@@ -33,14 +33,14 @@ namespace mx = mlx::core;
 // A GPU's memory, and the state of its steps in MLX's graph. For the engine's thread only.
 struct MetalKVBackend {
   std::shared_ptr<metal::KVBackend> memory;
-  // The epochs (numbers) of steps that have begun and have no end in the graph yet.
+  // The epochs (numbers) of steps that have begun, and whose step_end() is not in the graph yet.
   std::set<uint64_t> open_epochs;
-  // The result of the newest step_end(), which is an input of the next one. So the ends stay in
-  // order: an event's values must rise, and MLX orders operations by their inputs alone.
+  // The result of the newest step_end(), an input of the next step_end(). MLX orders operations by
+  // inputs alone, and steps must end in order, because an event's values must rise.
   std::optional<mx::array> newest_end;
   uint64_t newest_ended = 0;  // the epoch of newest_end
-  // The sparse ranges of which the newest step has a single row, with the step's epoch. Only the
-  // ordering handle orders these rows, because no command declares a write to the ranges' buffers.
+  // Sparse ranges whose newest step has a single row, and that step's epoch. No command declares a
+  // write to these buffers, so only the ordering handle (ops/ops.h) orders uses of the row.
   std::map<const AddressRange*, uint64_t> by_address;
   // The encoder to which use() last listed resources, on systems without residency sets. The
   // encoder is retained so that no other encoder gets the same address.
@@ -55,8 +55,8 @@ using DeviceMemory = std::shared_ptr<MetalKVBackend>;
 // Three rules therefore keep rows from being read too early:
 //   An operation that writes rows passes the ordering handle (ops/ops.h) to output().
 //   An operation that reads rows by address passes the handle to after() before its first command.
-//   An operation that writes rows that region_view() may show also passes an array of the range's
-//   buffer to output(), because MLX's own commands read views without a handle.
+//   An operation also passes an array of the range's buffer to output(), if region_view() may show
+//   the rows that it writes, because MLX's own commands read views without a handle.
 class Encoder {
  public:
   // Throws std::runtime_error unless the stream is a GPU's.
@@ -65,8 +65,8 @@ class Encoder {
   // Declares that the next commands use the backend's memory.
   void use(MetalKVBackend& kv_backend);
 
-  // Returns the array, or a copy by MLX's own command if elements are not in order or have gaps.
-  // Must come before other calls for the next command.
+  // Returns the array if its elements are in order without gaps, else a copy by a command of MLX.
+  // Callers must call this before the other methods for the next command.
   mx::array contiguous(const mx::array& array);
   // Calls contiguous() for inputs 1 to `count` of an operation. Input 0 is the ordering handle.
   std::vector<mx::array> contiguous_inputs(const std::vector<mx::array>& in, size_t count) {
@@ -95,7 +95,7 @@ class Encoder {
     set_bytes(&value, sizeof(T), index);
   }
 
-  // Runs the kernel in `threads` threads, in groups along the first axis, as large as possible.
+  // Runs `threads` threads of the kernel, in the longest threadgroups along the first axis.
   void run_threads(MTL::Size threads);
   void run_groups(MTL::Size groups);
 

@@ -30,8 +30,8 @@ struct Gather {
   }
 };
 
-// A view needs no command. The ordering handle (ops.h) makes MLX evaluate it after all appends. On
-// the GPU, the view's readers wait for appends that declare a write to its buffer (bind_rows).
+// A view needs no command. The ordering handle (ops.h) makes MLX evaluate a view after all appends.
+// The GPU reads a view after appends that declare a write to the view's buffer (bind_rows).
 struct RegionView {
   DeviceMemory kv_backend;
   std::shared_ptr<AddressRange> range;

@@ -44,7 +44,7 @@ struct GatedDeltaStep {
   }
 
   // Binds three arrays from index `first` on: segments, writes, and the buffer of all dense slots.
-  // Uses of slots by address are ordered by the ordering handle alone.
+  // MLX sees no use of a slot by address, so the ordering handle alone puts such uses in order.
   void bind_slots(Encoder& encoder, int first) const {
     encoder.input(states->begun(), first);
     encoder.input(states->written(), first + 1);

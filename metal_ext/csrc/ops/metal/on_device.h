@@ -20,7 +20,7 @@ mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer);
 
 MTL::Buffer* metal_buffer(const mx::array& array);
 
-// Encodes MLX's own copy of an array, with elements in order, inside eval_gpu.
+// Encodes MLX's own command to copy an array in row-major order. For use inside eval_gpu.
 mx::array ordered_copy(const mx::array& array, const mx::Stream& stream);
 
 }  // namespace quire::ops

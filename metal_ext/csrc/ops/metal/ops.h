@@ -38,8 +38,8 @@ std::pair<mx::array, mx::array> gather(
     const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& kv_backend);
 
 // Returns a view of a region's first `tokens` rows, valid while they are mapped. Throws
-// std::invalid_argument on the paged kind, and std::logic_error while a step with a single row of
-// this range runs, for which gather() must be used.
+// std::invalid_argument if memory is paged. Throws std::logic_error if a step with a single row of
+// this range still runs; gather() copies such rows in order.
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,

@@ -254,8 +254,8 @@ void MetalStateRows::require_room(int64_t offset, size_t bytes) const {
 
 namespace {
 
-// Ends a step after all writers of the arrays and all earlier encoders. The end is a command,
-// because MLX might leave out an encoder without commands.
+// Ends a step after all writers of the arrays and all earlier MLX encoders. The end is a command,
+// because MLX might leave out an encoder that has no commands.
 struct StepEnd {
   DeviceRows rows;
 

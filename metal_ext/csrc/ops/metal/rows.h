@@ -41,24 +41,24 @@ class MetalRows {
   // Throws std::logic_error with the operation's name if the step has ended.
   void require_open(const char* operation) const;
   // Notes that the step's end is in the graph. No operation may be added afterwards. Throws
-  // std::logic_error the second time, or while an older step has no end.
+  // std::logic_error if called twice, or if an older step's end is not in the graph.
   void close();
-  // Notes that the step's end is encoded. Later commands could use another sequence's memory.
+  // Notes that the step's end is encoded. Commands after it are refused: memory may be reused.
   void end() { ended_ = true; }
   void require_not_ended(const char* operation) const;
-  // Counts a failed step as complete. None of its commands may run any more.
+  // Counts a failed step as complete. Callers must know that none of its commands will still run.
   void abandon();
 
   // Returns RowEntry [buffer][row], an input of every operation over the rows. MLX keeps inputs
   // until they have been used, and this array keeps the step's memory alive.
   const mx::array& entries() const { return entries_; }
   int64_t entries_offset(size_t buffer) const;  // in bytes
-  // Returns the GPU addresses of blocks on the paged kind, else an array that nothing reads.
+  // Returns the GPU addresses of blocks if memory is paged, else an array that nothing reads.
   const mx::array& pages() const { return pages_; }
   // Returns the buffers that views may show while the step writes to them, each as an array of one
-  // element: one of each range with several rows (sparse), the only one (dense), or none (paged).
+  // element. Sparse: those of ranges with several rows. Dense: the only one. Paged: none.
   const std::vector<mx::array>& written(size_t buffer) const { return written_[buffer]; }
-  // Returns the tasks of rows [first, + count) of the table, cached for the next layer.
+  // Returns the tasks of `count` rows of the table, from `first` on. Keeps them for the next layer.
   const DecodeCut& decode_cut(size_t first, size_t count);
 
  private:
@@ -89,7 +89,7 @@ void check_rows_of(
 // The state slots that a step's rows read and write on a GPU, for all recurrent layers.
 class MetalStateRows {
  public:
-  // `segments` must cover all rows, else std::invalid_argument. Throws what Slots::use() throws.
+  // Throws std::invalid_argument unless `segments` cover all rows, and what Slots::use() throws.
   MetalStateRows(
       std::shared_ptr<MetalRows> rows, const std::vector<metal::SlotSegment>& segments);
 
@@ -102,7 +102,7 @@ class MetalStateRows {
   // input of every operation over the rows: MLX keeps it alive, and it keeps the backend alive.
   const mx::array& begun() const { return begun_; }
   const mx::array& written() const { return written_; }
-  // On the dense kind, returns an array of the buffer with all slots, for kernels to bind.
+  // Returns an array of the buffer with all slots, for kernels to bind, if memory is dense.
   const std::optional<mx::array>& arena() const { return arena_; }
 
  private:
