@@ -65,5 +65,5 @@ class QKTransform:
     may be None."""
 
     norms: tuple[mx.array, mx.array, float] | None
-    """The weights of queries and of keys, ``[head_dim]`` float32, and the norms' epsilon."""
+    """The norms' weights (queries, keys), ``[head_dim]`` float32, and the norms' epsilon."""
     rope: RopeTable | None

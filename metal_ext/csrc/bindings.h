@@ -86,7 +86,7 @@ void bind_metal(nb::module_& m);
 
 namespace nanobind::detail {
 
-// Clamps a Python integer to 64 bits. The range check of the argument refuses the clamped value.
+// Clamps a Python integer to 64 bits, so that it reaches the range check that refuses it.
 template <>
 struct type_caster<int64_t> {
   NB_TYPE_CASTER(int64_t, const_name("int"))

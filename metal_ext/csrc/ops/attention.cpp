@@ -12,7 +12,7 @@ namespace {
 
 // Calls that read fewer bytes of K and V use one thread, because waking helpers costs more.
 constexpr size_t kParallelKVBytes = size_t{256} << 10;
-// The most splits (of kSplitTokens keys) in a task, during which the next split is prefetched.
+// The most splits (of kSplitTokens keys) in a task. Prefetches run on into a task's next split.
 constexpr size_t kMaxSplitsPerTask = 8;
 constexpr size_t kTasksPerThread = 4;
 constexpr size_t kFewTasksPerThread = 2;

@@ -5,7 +5,7 @@
 
 #include "cpu/kernels.h"
 
-// Implements checks of the arguments of operations over K and V.
+// Implements the argument checks of operations over K and V.
 namespace quire::ops {
 namespace {
 

@@ -30,7 +30,7 @@ void check_row_bytes(const Geometry& geometry, const Layer& layer, size_t row_by
 mx::Shape check_view(
     const AddressRange& range, int64_t region, int64_t tokens, int64_t kv_heads, int64_t head_dim,
     mx::Dtype type);
-// Checks a copy of a block's first `tokens` rows to another range. Returns the bytes to copy.
+// Checks the arguments for a copy of a block's first `tokens` rows. Returns the bytes to copy.
 size_t check_block_copy(
     const AddressRange& source, int64_t source_block, const AddressRange& target,
     int64_t target_block, int64_t tokens);
@@ -45,7 +45,7 @@ void show(mx::array& view, mx::allocator::Data memory, size_t offset);
 void check_on_host(const AddressRange& range);
 // Checks that x is [rows, heads, head_dim] of float32 or bfloat16.
 void check_rows_array(const char* name, const mx::array& x);
-// Checks that both regions of the layer exist, and that the heads fill their rows.
+// Checks that the layer's regions have rows of these heads, and that there are kernels for them.
 cpu::HeadShape check_layer(
     const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads,
     int64_t head_dim);

@@ -121,8 +121,8 @@ class RowChooser {
   }
 
   // Returns the first token at which the running sum of weights exceeds `target`. Weights below
-  // `floor` do not count. If rounding keeps a piece's sum below the target, returns the last token
-  // in it that counts.
+  // `floor` do not count. If rounding keeps a piece's sum below the target, returns the piece's
+  // last token that counts.
   size_t place_of(double target, float floor) const {
     double passed = 0.0;
     size_t piece = 0;
@@ -151,8 +151,8 @@ class RowChooser {
   Piece* pieces_;
 };
 
-// Calls body(chooser, row) for every row. If there are fewer rows than threads, the threads share
-// the pieces of one row after the other.
+// Calls body(chooser, row) for every row. If there are fewer rows than threads, all threads share
+// the pieces of one row, then those of the next.
 template <class Body>
 void for_each_row(size_t rows, size_t n, CpuWorkers& workers, const Body& body) {
   ThreadPool& pool = workers.pool;
@@ -177,7 +177,7 @@ struct ChooseTokens {
   static constexpr Results kResults = Results::plain;
   Workers workers;
 
-  // `in` has raw logits, choices, and adjusted logits if they differ. `out` has ids and finiteness.
+  // `in`: raw logits, choices, adjusted logits (if any). `out`: ids, and whether logits are finite.
   void run(const Arrays& in, Arrays& out) const {
     const auto n = static_cast<size_t>(in[0].shape(1));
     const float* const adjusted = in.floats(in.size() == 3 ? 2 : 0);

@@ -22,7 +22,7 @@ constexpr size_t floats_of(size_t bytes) {
   return whole_lines((bytes + sizeof(float) - 1) / sizeof(float));
 }
 
-// Calls body(i, worker) for all i below count. Each call works on `numbers` floats.
+// Calls body(i, worker) for all i below count, on one thread if count * `numbers` floats are few.
 template <class Body>
 void for_each(ThreadPool& pool, size_t count, size_t numbers, const Body& body) {
   const size_t at_once = std::clamp<size_t>(count / pool.threads(), 1, kTaskRows);
@@ -45,7 +45,7 @@ struct Routing {
   std::vector<float> weights;   // [rows][chosen]
 };
 
-// The pairs [first, first + count) of a row and an expert, all with this expert.
+// The pairs [first, first + count) of a row and an expert. All have the expert `expert`.
 struct ExpertRun {
   size_t expert;
   size_t first;
@@ -75,9 +75,9 @@ void take_largest(const float* shares, size_t n, size_t chosen, size_t* best) {
   }
 }
 
-// Chooses experts by logits [rows][stride], whose first `experts` numbers per row are replaced by
-// their softmax. If `normalised`, a row's weights are divided by their sum. Among equal shares, the
-// lower index comes first. A row of NaN gets NaN weights.
+// Chooses each row's experts by a softmax of the first `experts` numbers of logits [rows][stride].
+// The softmax overwrites them. If `normalised`, a row's weights are divided by their sum. Among
+// equal experts, the lower index comes first. A row of NaN gets NaN weights.
 Routing route(const cpu::LayerKernels& kernels, float* logits, size_t rows, size_t stride,
               size_t experts, size_t chosen, bool normalised) {
   Routing found{chosen, std::vector<size_t>(rows * chosen), std::vector<float>(rows * chosen)};
@@ -142,8 +142,8 @@ struct RowOfRun {
 };
 
 // Computes a mixture of experts for some rows, sorted by expert, so that each expert's weights are
-// read once. Each pair of row and expert has a result. The shared expert's results follow.
-//   x -> norm (kept where the sums will be) -> router -> runs of rows
+// read once. Each pair of a row and an expert has a result. Results of the shared expert follow.
+//   x -> norm (in `out` until the sum) -> router -> runs of rows
 //   run: prepare -> gate and up -> SiLU(gate) * up, prepared -> down -> results
 //   out = x + the sum of weight * result
 class MixtureStep {
@@ -213,7 +213,7 @@ class MixtureStep {
     }
   }
 
-  // row_of(i) is the row of x for row i of the run. Runs that share `kept` share a prepared input.
+  // row_of(i) is the row of x for row i of the run. Runs with the same `kept` prepare x only once.
   template <class RowOf>
   void add_run(Run run, const RowOf& row_of, size_t* kept) {
     const bool prepared = kept != nullptr && *kept != kNowhere;

@@ -18,7 +18,7 @@ using Part = StateRows::Part;
 using Run = StateRows::Run;
 using Tile = StateRows::Tile;
 
-// Added to the sum of squares of a head's queries or keys. All models have the same value.
+// The epsilon added to the sum of squares of a head's query or key. All models have the same one.
 constexpr float kUnitEps = 1e-6f;
 // The number of heads that one task convolves.
 constexpr size_t kHeadsPerTask = 8;
@@ -66,8 +66,8 @@ class RowsOf {
   std::vector<float> copy_;
 };
 
-// Computes one layer for a step's rows, tile by tile. All heads are convolved and normalised into
-// scratch [kTileRows][conv_width]. Then each value head runs its recurrence, norm and gate.
+// Computes one layer for a step's rows, tile by tile. First convolves all heads into scratch
+// [kTileRows][conv_width], and normalises queries and keys. Then finishes each value head.
 class LayerStep {
  public:
   LayerStep(
@@ -120,7 +120,7 @@ class LayerStep {
     }
   }
 
-  // Runs a value head's recurrence, norm and gate over a part's rows, and writes part of the tails.
+  // Runs a value head's recurrence, norm and gate on a part. Writes the head's share of the tails.
   void finish(const Tile& tile, const Part& part, size_t head) const {
     const size_t key_head = head / static_cast<size_t>(shape_.value_heads / shape_.key_heads);
     const auto key_dim = static_cast<size_t>(shape_.key_dim);
@@ -174,7 +174,7 @@ class LayerStep {
     return reinterpret_cast<float*>(slot + offset_) + head * shape_.head_numbers();
   }
 
-  // Returns input row `place` of the convolution, counted from the tail's first; null for zeros.
+  // Returns row `place` of the tail's rows followed by the segment's rows, or null for a zero row.
   const float* conv_input(const Part& part, size_t place) const {
     const auto kept = static_cast<size_t>(shape_.tail_rows);
     if (place >= kept) {
@@ -187,7 +187,7 @@ class LayerStep {
   }
 
   // Writes the convolution's newest input rows (the tail) to the run's slot. Rows are copied in
-  // rising order, because a tail may shift within one slot.
+  // rising order, because the old tail, from which some are read, may be in the same slot.
   void write_tail(const Part& part, const Run& run, size_t head) const {
     const size_t width = shape_.conv_width();
     const auto heads = static_cast<size_t>(shape_.value_heads);

@@ -28,11 +28,11 @@ struct DeltaShape {
   // Returns the width of a row of queries, keys and values together.
   size_t conv_width() const { return 2 * keys_width() + values_width(); }
   size_t head_numbers() const { return static_cast<size_t>(key_dim * value_dim); }
-  // Returns the bytes of the state S, [value_heads][value_dim][key_dim] float32.
+  // Returns the bytes that the state S takes, [value_heads][value_dim][key_dim] float32.
   size_t state_bytes() const {
     return static_cast<size_t>(value_heads) * head_numbers() * sizeof(float);
   }
-  // Returns the bytes of the convolution's tail [tail_rows][conv_width], which follows S.
+  // Returns the bytes of the convolution's tail [tail_rows][conv_width]. In a slot, it follows S.
   size_t tail_bytes(size_t itemsize) const {
     return static_cast<size_t>(tail_rows) * conv_width() * itemsize;
   }

@@ -25,7 +25,7 @@ mx::array gated_mlp(
     const mx::array& x, const mx::array& norm, double eps, const Packed& gate_up,
     const Packed& down, const Workers& workers);
 
-// The weights gate_up and down of the expert that computes all rows, if there is one.
+// The weights (gate_up, down) of the shared expert, which computes all rows, if there is one.
 using SharedExpert = std::optional<std::pair<Packed, Packed>>;
 
 mx::array mixture_mlp(

@@ -53,7 +53,7 @@ class CopyCounter {
   std::atomic<uint64_t> bytes_{0};
 };
 
-// The RMS norms over head_dim of queries and of keys. Weights are [head_dim] float32.
+// The RMS norms of queries and of keys, over head_dim. Weights are [head_dim] float32.
 struct QKNorms {
   mx::array query_weight;
   mx::array key_weight;
@@ -63,7 +63,7 @@ struct QKNorms {
 // The rotation of heads by positions (RoPE). With n frequencies, dimensions i and i + n rotate by
 // position * frequencies[i] radians, and are multiplied by the magnitude. Others are unchanged.
 struct RopeTable {
-  // Throws std::invalid_argument for no or too many frequencies, and for numbers not finite.
+  // Throws std::invalid_argument for no frequencies, too many, or numbers that are not finite.
   RopeTable(std::vector<double> frequencies, double magnitude);
 
   // Throws std::invalid_argument if a head has fewer dimensions than the table rotates.

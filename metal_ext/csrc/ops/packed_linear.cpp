@@ -19,7 +19,7 @@ namespace quire::ops {
 
 namespace {
 
-// The most bytes of a packed layer, the same as of a range of addresses (core/geometry.h).
+// The most bytes that a packed layer may have. An address range may have as many (core/geometry.h).
 constexpr size_t kMaxPackedBytes = size_t{1} << 46;
 
 std::invalid_argument cannot(const std::string& what) {
@@ -145,8 +145,8 @@ mx::array below_each_other(const mx::array& x, int experts) {
   return mx::flatten(x, 0, 1);
 }
 
-// Packs weights that were checked. Each weight has the rows of all layers, one layer after the
-// other. `kinds` has the stored form of each weight within one layer.
+// Packs weights that were checked. Each array has the rows of all layers, one layer after the
+// other. `kinds` has the stored form of each array's part for one layer.
 void pack(PackedLayers& packed, const std::vector<cpu::StoredKind>& kinds,
           const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers) {
   const size_t layers = packed.count();
@@ -252,7 +252,7 @@ std::shared_ptr<PackedExperts> pack_experts(
 
 namespace {
 
-// The bytes of weights in a task for many rows: few enough to stay in a core's cache.
+// A task for many rows has at most this many bytes of weights, which fit in a core's cache.
 constexpr size_t kTaskBytes = size_t{256} << 10;
 // If a product has at most this many rows, a task's weights need not stay in the cache.
 constexpr size_t kFewRows = 16;

@@ -55,7 +55,7 @@ class Arrays {
   std::vector<mx::array> arrays_;
 };
 
-// Says how an operation's results lie in memory, and if the first one is an ordering handle.
+// Says how results lie in memory, and whether the first result is the ordering handle (ops.h).
 enum class Results {
   rows,   // arrays that lie row by row, as row_by_row() returns them
   plain,  // arrays in any other order
