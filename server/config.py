@@ -1,7 +1,7 @@
 """Defines all settings with limits and defaults. A command's flag wins over an environment variable
-``QUIRE_<SECTION>__<FIELD>``, and this wins over the TOML file (``--config``, or the user's own).
-configs/quire.toml documents all settings, even those of engine/config.py and kvcache/config.py,
-which are added here. A size may be written with a unit: ``4GiB``, or ``65536``."""
+``QUIRE_<SECTION>__<FIELD>``, and the variable wins over the TOML file (from ``--config``, or else
+the user's own file). configs/quire.toml documents all settings, even those that this file adds from
+engine/config.py and kvcache/config.py. A size has a unit (``4GiB``) or counts bytes (``65536``)."""
 
 import inspect
 import re
@@ -86,7 +86,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 class ServerSection(Section):
-    """The settings of a server's addresses, name, start and end."""
+    """The settings of the server itself: addresses, name, startup and shutdown."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -145,7 +145,7 @@ UnseenRule = Literal["refuse", "placeholder"]
 
 
 class ImagesSection(Section):
-    """For each API, images and files in conversations are refused, or replaced by a note."""
+    """Each API's rule for images and files in conversations: refuse them, or put a note instead."""
 
     chat: UnseenRule = "refuse"
     responses: UnseenRule = "placeholder"
@@ -165,7 +165,7 @@ def settings_of(room: type) -> list[DataclassField[Any]]:
 
 def with_settings_of(room: type, **renamed: str) -> Callable[[type[SectionT]], type[SectionT]]:
     """Return a decorator that adds a dataclass's settings, with defaults and limits, to a Section.
-    A setting ``*_bytes`` takes sizes with units. ``renamed`` is ``{field: the user's name}``."""
+    A setting ``*_bytes`` takes sizes with units. ``renamed`` gives fields other names for users."""
 
     def with_fields(section: type[SectionT]) -> type[SectionT]:
         settings: dict[str, Any] = {}

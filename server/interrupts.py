@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 
 
 def end_at_interrupt(sentence: Callable[[], str] = lambda: "ended by Ctrl-C") -> None:
-    """Have Ctrl-C write a sentence and end the process as the signal does without a handler, so
-    that shells see why. A KeyboardInterrupt would be a traceback from any import or library."""
+    """Have Ctrl-C write a sentence, then end the process by SIGINT's default action, so that shells
+    see the cause. A KeyboardInterrupt would show a traceback from within some import or library."""
 
     def end(*_: object) -> None:
         with suppress(OSError):
@@ -23,7 +23,7 @@ def end_at_interrupt(sentence: Callable[[], str] = lambda: "ended by Ctrl-C") ->
 
 @contextmanager
 def interrupt_says(sentence: Callable[[], str]) -> Iterator[None]:
-    """Have Ctrl-C write another sentence in this block. Only the main thread may change signals."""
+    """Have Ctrl-C write another sentence in this block. Has no effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

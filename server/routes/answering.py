@@ -114,7 +114,7 @@ def _event_head(data: dict[str, Any], named: bool) -> bytes:
 
 
 class EventFraming:
-    """Writes server-sent events, which have names or end with the event [DONE]."""
+    """Writes server-sent events. Either the events have names, or [DONE] is the last one."""
 
     media_type: ClassVar[str] = "text/event-stream"
 
@@ -184,8 +184,8 @@ class AnswerStream(StreamingResponse):
 async def _written(
     framing: EventFraming | LineFraming, choices: Choices, answer: Answer, ping_s: float
 ) -> AsyncIterator[bytes]:
-    """Yield the bytes of the stream's writes. An error ends the stream with an error object in
-    place of the usual end, so that clients notice the error."""
+    """Yield the stream in pieces, each to be written at once. If generation fails, an error object
+    takes the place of the usual end, so that clients notice the error."""
 
     def written(objects: Iterable[dict[str, Any]]) -> bytes:
         return b"".join(map(framing.written, objects))
@@ -237,7 +237,7 @@ def json_pieces(value: Any) -> Iterator[bytes]:
 
 
 async def paced(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Join pieces to writes of about PIECE_BYTES. Other tasks can run between the writes."""
+    """Join pieces into chunks of about PIECE_BYTES. Other tasks can run between two chunks."""
     gathered: list[bytes] = []
     size = 0
     for piece in pieces:

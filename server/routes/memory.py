@@ -40,7 +40,7 @@ class MemoryMapCache:
         if self._asking is None and self._age_s() > MAX_AGE_S and self._client.alive:
             self._asking = asyncio.create_task(self._ask())
         if self._asking is not None:
-            # A timeout does not cancel the task, so that a stuck engine gets only one request.
+            # A timeout does not cancel the task, so a stuck engine gets no second request.
             await asyncio.wait((self._asking,), timeout=self._wait_s)
         return None if self._newest is None else (self._newest[0], self._age_s())
 

@@ -1,6 +1,6 @@
 """Decides to which API a path belongs, and makes the OpenAPI schema.
 
-Routes declare their bodies with ``openapi_extra=takes(Model)``. FastAPI adds other fields. All
+Routes declare their bodies with ``openapi_extra=takes(Model)``. FastAPI adds the other fields. All
 paths of an API have the same errors. https://spec.openapis.org/oas/v3.1.0"""
 
 from functools import cache
@@ -39,8 +39,8 @@ ERRORS: Json = {
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """Return True if a request is for Anthropic's API. The path decides. For a path that OpenAI's
-    API also has, the header that Anthropic's clients always send decides."""
+    """Return True if a request is for Anthropic's API. The path decides. Some paths are also paths
+    of OpenAI's API. There, a header decides: Anthropic's clients always send it."""
     path: str = scope["path"]
     if path.startswith(SHARED_PATHS):
         return ANTHROPIC_HEADER in Headers(scope=scope)

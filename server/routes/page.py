@@ -1,6 +1,6 @@
-"""GET and HEAD / and /page/{name}: the web page for browsers. Other clients get a text at /. All
-files are read at the start. A name in a request is looked up and never becomes a path. ``vendor``
-holds libraries of the page, in folders named with versions."""
+"""Serves GET and HEAD of the web page at / and /page/{name}. At /, clients other than browsers get
+a text. All files are read at the start. A name in a request is looked up and never becomes a path.
+``vendor`` holds libraries of the page, in folders named with versions."""
 
 from dataclasses import dataclass
 from hashlib import sha256

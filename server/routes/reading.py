@@ -49,8 +49,8 @@ GeneratingT = TypeVar("GeneratingT", bound=SamplingFields)
 
 
 async def read_json(request: Request, limits: LimitsSection) -> bytes:
-    """Read a body within the limits of the route. Raises ApiError, such as 415 for a content type
-    other than JSON, because browsers let any web page send other types without a preflight."""
+    """Read a body within the route's limits. Raises ApiError. Content types other than JSON get
+    415, because browsers let any web page send some of them without asking first (no preflight)."""
     if not JSON_TYPE.match(request.headers.get("content-type", "")):
         raise not_json()
     body = await request.body()

@@ -20,7 +20,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
         service.tokenizer,
         service.prompts,
     )
-    # Only one text is encoded at a time, since a list of token ids may be long.
+    # Only one text is encoded at a time, because its list of token ids may take much memory.
     tokenizing = asyncio.Lock()
 
     @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
