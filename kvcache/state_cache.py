@@ -313,7 +313,7 @@ class StateCache:
         return states.base_block * self._size
 
     def close(self, seq_id: int, epoch: int) -> None:
-        """Queue the base for sealing, and stop using all other slots of the sequence."""
+        """Queue the sequence's base slot for sealing, and stop using its other slots."""
         states = self._open[seq_id]
         self.cancel_steps(seq_id)
         for slot in states.spare:

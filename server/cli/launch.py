@@ -60,7 +60,7 @@ class RunningServer:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a tool. environment: None removes a variable. secrets: variables to hide."""
+    """How to start a tool. environment: None unsets a variable. secrets: names of variables."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str | None]

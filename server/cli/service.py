@@ -266,7 +266,7 @@ def plist(definition: ServiceDefinition) -> bytes:
             "ProcessType": "Interactive",
             "ThrottleInterval": RESTART_S,
             "ExitTimeOut": definition.stop_timeout_s,
-            # quire writes its own log. Output before the log is open, or of a crash, goes here.
+            # quire writes its own log. Output before the log is open and output of a crash go here.
             "StandardOutPath": output,
             "StandardErrorPath": output,
         },

@@ -66,7 +66,7 @@ class RequestTimes:
         """Identifies the owner of the API key, like ``tenant`` in PrefixSalt (engine/types.py)."""
 
     def answers_to(self, prompt_tokens: int, count: int, tenant: bytes) -> "list[AnswerTimes]":
-        """Start to measure ``count`` answers to a prompt, whose cached tokens count once."""
+        """Start to measure ``count`` answers to one prompt. Its cached tokens are counted once."""
         new = [AnswerTimes(self, prompt_tokens, first=number == 0) for number in range(count)]
         self.answers += new
         self.prompt_tokens += prompt_tokens

@@ -103,7 +103,7 @@ class SparseRange final : public HostRange {
   void unmap_memory(size_t block, size_t count) override;
 
  private:
-  // Unmaps [first, first + bytes). Uses the spare page if the system allows no more mappings.
+  // Unmaps these bytes. A split mapping counts twice: at the system's limit, gives up spare_.
   void clear(std::byte* first, size_t bytes);
 
   std::byte* const base_;

@@ -105,7 +105,7 @@ struct ProjectAppend {
   size_t turning;
   Workers workers;
 
-  // `in` has the ordering handle, queries, keys, values. Norms add two weights, RoPE adds angles.
+  // `in`: ordering handle, queries, keys, values; two weights if there are norms; angles if RoPE.
   void run(const Arrays& in, Arrays& out) const {
     const float* const query_weight = eps ? in.floats(4) : nullptr;
     const float* const key_weight = eps ? in.floats(5) : nullptr;

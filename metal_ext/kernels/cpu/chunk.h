@@ -6,7 +6,7 @@ constexpr size_t kRowVecs = kLanes < 8 ? 4 : 2;
 // The number of rows in one add_slab(): fewer without AVX, where a broadcast is two instructions.
 constexpr size_t kAddRows = kLanes < 8 && kSumRegisters < 16 ? 2 : 4;
 
-// Converts D dimensions of some tokens' K or V to float32 [D / W][kTileTokens][W], in kernel order.
+// Converts K or V of some tokens to float32 [D / W][kTileTokens][W], in kernel order (simd.h).
 template <class KV, size_t D, size_t W>
 inline void widen(const KV* rows, size_t stride, size_t tokens, float* tile) {
   for (size_t t = 0; t < tokens; ++t) {

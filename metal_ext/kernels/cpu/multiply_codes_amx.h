@@ -13,7 +13,7 @@ constexpr size_t kUnitsBehind = 3;
 constexpr size_t kGroupsKept = 8;
 static_assert(kGroupsKept >= kUnitsBehind + 2);
 
-// Some panels' codes for some groups of inputs, unpacked for the matrix unit.
+// Codes of quantized weights (some panels, some groups of inputs), unpacked for the matrix unit.
 template <size_t Bits>
 class Slice {
  public:

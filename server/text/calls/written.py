@@ -128,7 +128,7 @@ class WrittenCalls:
         self._calls.keep(call.id, call, call.size)
 
     def recall(self, conversation: Conversation) -> Conversation:
-        """Add the model's own text to all calls of the conversation for which it is stored."""
+        """Add the model's own text to each call of the conversation whose text is stored."""
         tools = {tool.name: tool for tool in conversation.tools}
         turns = tuple(
             replace(turn, tool_calls=tuple(self._recall(call, tools) for call in turn.tool_calls))

@@ -35,7 +35,7 @@ MAX_SPEC_BYTES = 256 * 1024
 QUICK_AT_ONCE, QUICK_WAITING = 2, 64
 SLOW_AT_ONCE, SLOW_WAITING = 1, 8
 QUICK_CPU_S = 0.1
-# Limits of wall time. TURN_LIMIT_S is for the wait in a queue, the others are for the estimate.
+# Longest wait of a spec in a queue; then, for each queue, the longest estimate of a spec's cost.
 TURN_LIMIT_S = 20.0
 QUICK_WALL_S, SLOW_WALL_S = 2.0, 20.0
 # Nice values of the worker's children, so that the engine gets processor time first.
