@@ -44,10 +44,8 @@ from tests.server.harness import (
     Engine,
     chat,
     eventually,
-    http_client,
-    make_service,
     prompt,
-    running,
+    serving,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -584,9 +582,8 @@ async def test_threat_17_what_is_asked_and_answered_is_in_no_log_and_no_metric(
     engine: Engine, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    service = make_service(engine.client, tokenizer)
     with structlog.testing.capture_logs() as said:
-        async with running(service) as app, http_client(app) as http:
+        async with serving(engine.client, tokenizer) as (_, http):
             for path, body in BODIES.items():
                 text = (
                     json.dumps(body | {"max_tokens": 2})

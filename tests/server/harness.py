@@ -238,14 +238,38 @@ def http_client(app: ASGIApp) -> httpx2.AsyncClient:
 
 
 @asynccontextmanager
+async def serving(
+    engine: EngineClient, tokenizer: Tokenizer, config: Config | None = None, **details: Any
+) -> AsyncIterator[tuple[FastAPI, httpx2.AsyncClient]]:
+    """The application of an engine, and its client. details: see ``make_service``."""
+    service = make_service(engine, tokenizer, config, **details)
+    async with running(service) as app, http_client(app) as client:
+        yield app, client
+
+
+@asynccontextmanager
+async def own_engine(
+    tokenizer: Tokenizer, config: Config | None = None, *, closed: bool = False, **changes: Any
+) -> AsyncIterator[tuple[Engine, FastAPI, httpx2.AsyncClient]]:
+    """A new engine, its application and its client. closed: whether its gate is. changes: see
+    ``start_engine``."""
+    engine = start_engine(**changes)
+    engine.gate.closed = closed
+    try:
+        async with serving(engine.client, tokenizer, config) as (app, client):
+            yield engine, app, client
+    finally:
+        engine.stop()
+
+
+@asynccontextmanager
 async def told(
     engine: Engine, tokenizer: Tokenizer, config: Config | None = None
 ) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of a model that says what it is told from now on, and ends with END."""
     engine.script.clear()
     end = frozenset({token_id(tokenizer, END)})
-    service = make_service(engine.client, tokenizer, config, stop_token_ids=end)
-    async with running(service) as app, http_client(app) as client:
+    async with serving(engine.client, tokenizer, config, stop_token_ids=end) as (_, client):
         yield client
 
 

@@ -25,9 +25,9 @@ from tests.server.harness import (
     Json,
     http_client,
     ids_of,
-    make_service,
+    own_engine,
     running,
-    start_engine,
+    serving,
 )
 
 pytestmark = pytest.mark.usefixtures("own_log")
@@ -104,7 +104,7 @@ MALFORMED: list[bytes] = [
 async def app(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[FastAPI]:
     """Its model says a canary, too."""
     engine.script.extend(ids_of(tokenizer, "zebra-answer-canary"))
-    async with running(make_service(engine.client, tokenizer)) as app:
+    async with serving(engine.client, tokenizer) as (app, _):
         yield app
 
 
@@ -191,11 +191,9 @@ async def test_threat_17_a_step_that_fails_tells_nothing_of_its_requests(
     tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log_everything()
-    engine = start_engine(failing=ids_of(tokenizer, "q")[0])
-    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+    async with own_engine(tokenizer, failing=ids_of(tokenizer, "q")[0]) as (_, _, http):
         body = COMMON | {"prompt": "zebra-q-canary"}
         response = await http.post(COMPLETIONS, json=body)
-    engine.stop()
     assert response.status_code == 500
     written = capsys.readouterr()
     nowhere(written.out, written.err, response.text)

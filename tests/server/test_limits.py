@@ -11,7 +11,7 @@ from server.http.app import ROUTES
 from server.protocol.common import BodyLimits, limits_by_path
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import Engine, http_client, make_service, running
+from tests.server.harness import Engine, serving
 
 LIMITS = limits_by_path(LimitsSection())
 TOO_MANY = 400, "too_many_values"
@@ -39,9 +39,8 @@ def test_every_route_that_takes_a_body_has_its_limits(service: Service) -> None:
 async def test_a_body_beyond_a_limit_is_refused_by_every_route(
     engine: Engine, tokenizer: Tokenizer, path: str, limit: str
 ) -> None:
-    service: Service = make_service(engine.client, tokenizer)
     make, status, code = BEYOND[limit]
-    async with running(service) as app, http_client(app) as http:
+    async with serving(engine.client, tokenizer) as (_, http):
         response = await http.post(path, content=make(LIMITS[path]))
     assert response.status_code == status
     error = response.json()["error"]

@@ -35,7 +35,7 @@ from tests.models import (
     write_model,
     write_tokenizer,
 )
-from tests.server.harness import CHAT, Json, events, http_client, make_service, running, streamed
+from tests.server.harness import CHAT, Json, events, serving, streamed
 from tests.structured.schemas import SCHEMAS, TOOLS
 
 AT_A_TIME = 16
@@ -296,8 +296,7 @@ async def server(folder: Path, tool_format: str) -> AsyncIterator[httpx2.AsyncCl
     client.start()
     try:
         stops = frozenset(checkpoint.eos_token_ids)
-        service = make_service(client, Tokenizer(folder), stop_token_ids=stops)
-        async with running(service) as app, http_client(app) as http:
+        async with serving(client, Tokenizer(folder), stop_token_ids=stops) as (_, http):
             yield http
     finally:
         assert client.stop(STOP_S)

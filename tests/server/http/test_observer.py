@@ -23,9 +23,9 @@ from tests.server.harness import (
     eventually,
     http_client,
     make_service,
+    own_engine,
     prompt,
     running,
-    start_engine,
     token_id,
 )
 from tests.server.metrics.scraping import Samples, client_with, requests, samples_of, scrape, value
@@ -103,13 +103,8 @@ async def test_every_request_is_counted_by_route_and_status(
 
 
 async def test_a_client_that_left_is_counted_as_one(tokenizer: Tokenizer) -> None:
-    engine = start_engine()
-    engine.gate.closed = True
     with capture_logs() as entries:
-        async with (
-            running(make_service(engine.client, tokenizer)) as app,
-            http_client(app) as http,
-        ):
+        async with own_engine(tokenizer, closed=True) as (engine, app, http):
             whole = Connection(app, CHAT, chat())
             streamed = Connection(app, CHAT, chat(stream=True))
             await eventually(lambda: engine.client.in_flight == 2)
@@ -120,7 +115,6 @@ async def test_a_client_that_left_is_counted_as_one(tokenizer: Tokenizer) -> Non
             samples = await scrape(http)
             assert requests(samples) == {(CHAT, "499"): 1, (CHAT, "200"): 1}
             assert finished(samples) == {"aborted": 2}
-    engine.stop()
     two = lines(entries)[:2]
     assert [entry["client_left"] for entry in two] == [True, True]
     assert [entry["finish"] for entry in two] == ["aborted", "aborted"]
@@ -252,28 +246,18 @@ async def test_each_choice_is_an_answer_and_each_prompt_counts_once(
 
 
 async def test_a_fault_of_the_engine_is_no_answer_that_stopped(tokenizer: Tokenizer) -> None:
-    engine = start_engine(non_finite=token_id(tokenizer, "z"))
-    async with (
-        running(make_service(engine.client, tokenizer)) as app,
-        http_client(app) as http,
-    ):
+    async with own_engine(tokenizer, non_finite=token_id(tokenizer, "z")) as (_, _, http):
         for stream in (False, True):
             await http.post(COMPLETIONS, json=prompt("abz", max_tokens=3, stream=stream))
         assert finished(await scrape(http)) == {"error": 2}
-    engine.stop()
 
 
 async def test_a_vector_is_an_answer_without_tokens(tokenizer: Tokenizer) -> None:
-    engine = start_engine(pools=True)
-    async with (
-        running(make_service(engine.client, tokenizer)) as app,
-        http_client(app) as http,
-    ):
+    async with own_engine(tokenizer, pools=True) as (_, _, http):
         with capture_logs() as entries:
             body = {"input": ["ab", "cde"], "model": "recall"}
             assert (await http.post("/v1/embeddings", json=body)).status_code == 200
         samples = await scrape(http)
-    engine.stop()
     assert finished(samples) == {"stop": 2}
     assert value(samples, "quire_request_duration_seconds_count") == 2
     assert value(samples, "quire_time_to_first_token_seconds_count") == 0

@@ -15,11 +15,8 @@ from tests.server.harness import (
     Engine,
     chat,
     eventually,
-    http_client,
-    make_service,
+    own_engine,
     prompt,
-    running,
-    start_engine,
 )
 from tests.server.metrics.scraping import Samples, client_with, pool, samples_of, scrape, value
 
@@ -33,12 +30,7 @@ def shown(stats: EngineStats, *, step_age_s: float = 0.0) -> Samples:
 
 
 async def test_the_parts_of_the_pool_add_up_to_its_capacity(tokenizer: Tokenizer) -> None:
-    engine = start_engine()
-    engine.gate.closed = True
-    async with (
-        running(make_service(engine.client, tokenizer)) as app,
-        http_client(app) as http,
-    ):
+    async with own_engine(tokenizer, closed=True) as (engine, app, http):
         open_ones = [Connection(app, COMPLETIONS, prompt("x" * 50, max_tokens=60))] * 2
         seen = []
         for _ in range(40):
@@ -57,7 +49,6 @@ async def test_the_parts_of_the_pool_add_up_to_its_capacity(tokenizer: Tokenizer
         samples = await scrape(http)
         assert pool(samples, "live") == pool(samples, "partial_tail") == 0
         assert sum(pool(samples, part) for part in PARTS) == pool(samples, "capacity")
-    engine.stop()
 
 
 async def test_memory_is_charged_while_it_is_used(http: httpx2.AsyncClient) -> None:
@@ -132,8 +123,7 @@ def test_steps_mlx_and_age_are_shown_as_the_engine_has_them() -> None:
 
 
 async def test_an_engine_that_has_ended_shows(tokenizer: Tokenizer) -> None:
-    engine = start_engine()
-    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+    async with own_engine(tokenizer) as (engine, _, http):
         assert value(await scrape(http), "quire_engine_alive_ratio") == 1
         engine.stop()
         assert value(await scrape(http), "quire_engine_alive_ratio") == 0

@@ -12,17 +12,7 @@ from server.metrics.registry import About
 from server.metrics.requests import Refusal
 from server.text.tokenizer import Tokenizer
 from tests.engines import recall_loop
-from tests.server.harness import (
-    COMPLETIONS,
-    Connection,
-    Engine,
-    eventually,
-    http_client,
-    make_service,
-    prompt,
-    running,
-    start_engine,
-)
+from tests.server.harness import COMPLETIONS, Connection, Engine, eventually, own_engine, prompt
 from tests.server.metrics.scraping import client_with, pool, samples_of, scrape, value
 from tests.server.metrics.table import DOCUMENT, families, table
 
@@ -105,12 +95,7 @@ def test_the_document_has_what_is_shown(engine: Engine) -> None:
 
 
 async def test_fault_27_metrics_are_shown_while_the_engine_is_stuck(tokenizer: Tokenizer) -> None:
-    engine = start_engine()
-    engine.gate.closed = True
-    async with (
-        running(make_service(engine.client, tokenizer)) as app,
-        http_client(app) as http,
-    ):
+    async with own_engine(tokenizer, closed=True) as (engine, app, http):
         stuck = Connection(app, COMPLETIONS, prompt("x" * 50, max_tokens=5))
         await eventually(lambda: engine.gate.entered > 0)
         # The engine's thread holds whatever it holds, and does not go on.
@@ -120,19 +105,13 @@ async def test_fault_27_metrics_are_shown_while_the_engine_is_stuck(tokenizer: T
         assert not stuck.done
         engine.gate.open()
         await stuck.end()
-    engine.stop()
 
 
 async def test_fault_27_metrics_show_what_the_pool_counts(tokenizer: Tokenizer) -> None:
-    engine = start_engine()
-    engine.gate.closed = True
-    loop = engine.client._loop
-    assert loop is not None
-    kv = loop._kv
-    async with (
-        running(make_service(engine.client, tokenizer)) as app,
-        http_client(app) as http,
-    ):
+    async with own_engine(tokenizer, closed=True) as (engine, app, http):
+        loop = engine.client._loop
+        assert loop is not None
+        kv = loop._kv
         body = prompt("x" * 70, max_tokens=40)
         busy = [Connection(app, COMPLETIONS, body)]
         for number in range(30):
@@ -159,4 +138,3 @@ async def test_fault_27_metrics_show_what_the_pool_counts(tokenizer: Tokenizer) 
         engine.gate.open()
         for connection in busy:
             await connection.end()
-    engine.stop()

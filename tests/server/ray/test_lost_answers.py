@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from server.protocol.wire_errors import RETRY_AFTER_S, SHUTTING_DOWN
 from server.ray.remote_engine import RemoteEngine
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import http_client, make_service, running
+from tests.server.harness import serving
 from tests.server.ray.local_replicas import LocalReplicas
 
 TURNS = [{"role": "user", "content": "Hello"}]
@@ -29,9 +29,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
 async def front(replicas: LocalReplicas, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
     engine = RemoteEngine(replicas, report_period_s=0.05)
     await engine.ready()
-    service = make_service(engine, tokenizer)  # type: ignore[arg-type]
     try:
-        async with running(service) as app, http_client(app) as client:
+        async with serving(engine, tokenizer) as (_, client):  # type: ignore[arg-type]
             yield client
     finally:
         engine.end_all(SHUTTING_DOWN)

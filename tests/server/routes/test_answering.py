@@ -27,10 +27,9 @@ from tests.server.harness import (
     events,
     eventually,
     ids_of,
-    make_service,
     prompt,
     recalled_text,
-    running,
+    serving,
     start_engine,
     token_id,
 )
@@ -49,7 +48,7 @@ async def held(
     engine.gate.closed = True
     engine.gate.entered = 0
     config = Config(server=ServerSection(sse_ping_s=ping_s))
-    async with running(make_service(engine.client, tokenizer, config)) as app:
+    async with serving(engine.client, tokenizer, config) as (app, _):
         try:
             yield app, engine
         finally:

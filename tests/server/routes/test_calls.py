@@ -18,10 +18,8 @@ from tests.server.harness import (
     Engine,
     chat,
     events,
-    http_client,
     ids_of,
-    make_service,
-    running,
+    serving,
     start_engine,
     token_id,
     told,
@@ -337,9 +335,8 @@ async def test_both_formats_are_read_and_enforced_whatever_kind_of_token_tags_ar
     write_tokenizer(tmp_path, VOCAB, template=template, **kinds)
     tokenizer = Tokenizer(tmp_path)
     end = frozenset({token_id(tokenizer, END)})
-    service = make_service(engine.client, tokenizer, stop_token_ids=end)
     call = write("look", at="a", times=3)
-    async with running(service) as app, http_client(app) as http:
+    async with serving(engine.client, tokenizer, stop_token_ids=end) as (_, http):
         engine.script[:] = ids_of(tokenizer, f"<think>Hm.</think>Sure.\n{call}{END}")
         found = await answer(http, tools=[LOOK])
         assert found["message"]["content"] == "Sure."
@@ -357,8 +354,7 @@ async def test_a_model_whose_prompt_opens_its_thoughts_thinks_calls_and_goes_on(
     write_tokenizer(tmp_path, VOCAB, template=HYBRID_TEMPLATE)
     tokenizer = Tokenizer(tmp_path)
     end = frozenset({token_id(tokenizer, END)})
-    service = make_service(engine.client, tokenizer, stop_token_ids=end)
-    async with running(service) as app, http_client(app) as http:
+    async with serving(engine.client, tokenizer, stop_token_ids=end) as (_, http):
         said = f"Hm.\n</think>\n\nSure.\n\n{xml('look', at='a', times=3)}{END}"
         engine.script[:] = ids_of(tokenizer, said)
         found = await answer(http, tools=[LOOK])

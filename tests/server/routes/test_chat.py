@@ -25,13 +25,11 @@ from tests.server.harness import (
     events,
     eventually,
     finish_of,
-    http_client,
     ids_of,
-    make_service,
+    own_engine,
     prompt,
     recalled_text,
-    running,
-    start_engine,
+    serving,
     streamed,
     talk,
 )
@@ -170,8 +168,7 @@ async def test_a_seed_repeats_an_answer(http: httpx2.AsyncClient) -> None:
 async def test_what_the_request_leaves_out_is_as_the_model_recommends(
     engine: Engine, tokenizer: Tokenizer
 ) -> None:
-    recommended = make_service(engine.client, tokenizer, defaults={"temperature": 0.0})
-    async with running(recommended) as app, http_client(app) as http:
+    async with serving(engine.client, tokenizer, defaults={"temperature": 0.0}) as (_, http):
         greedy = await answer(http, max_tokens=20)
         silent = await answer(http, max_tokens=20, temperature=None)
         warm = await answer(http, max_tokens=20, temperature=2, seed=5)
@@ -380,27 +377,23 @@ async def test_the_longest_prompt_that_fits_gets_one_token(
 
 
 async def test_a_full_queue_says_when_to_try_again(tokenizer: Tokenizer) -> None:
-    engine = start_engine(max_num_seqs=1, max_queue=1)
-    engine.gate.closed = True
-    async with running(make_service(engine.client, tokenizer)) as app:
+    async with own_engine(tokenizer, closed=True, max_num_seqs=1, max_queue=1) as served:
+        engine, app, http = served
         held = [Connection(app, CHAT, chat(max_tokens=2)) for _ in range(2)]
         await eventually(lambda: engine.client.in_flight == 2)
-        async with http_client(app) as http:
-            response = await http.post(CHAT, json=chat())
-            assert response.status_code == 429
-            assert response.headers["retry-after"] == "1"
-            assert response.json()["error"]["type"] == "rate_limit_error"
-            engine.gate.open()
-            for connection in held:
-                await connection.end()
-                assert connection.status == 200
-            assert (await http.post(CHAT, json=chat(max_tokens=1))).status_code == 200
-    engine.stop()
+        response = await http.post(CHAT, json=chat())
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "1"
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        engine.gate.open()
+        for connection in held:
+            await connection.end()
+            assert connection.status == 200
+        assert (await http.post(CHAT, json=chat(max_tokens=1))).status_code == 200
 
 
 async def test_an_engine_that_has_ended_is_a_503(tokenizer: Tokenizer) -> None:
-    engine = start_engine()
-    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+    async with own_engine(tokenizer) as (engine, _, http):
         engine.stop()
         response = await http.post(CHAT, json=chat())
     assert response.status_code == 503
@@ -454,10 +447,8 @@ async def test_threat_19_an_endless_template_is_ended_and_others_are_answered(
     """More of them than are encoded at once."""
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     give_template(monkeypatch, tokenizer, endless)
-    service = make_service(
-        engine.client, tokenizer, Config(limits=LimitsSection(max_template_s=0.2))
-    )
-    async with running(service) as app, http_client(app) as http:
+    config = Config(limits=LimitsSection(max_template_s=0.2))
+    async with serving(engine.client, tokenizer, config) as (_, http):
         asking = [http.post(path, json=chat(), timeout=60) for _ in range(ENCODED_AT_ONCE + 4)]
         waiting = asyncio.gather(*asking)
         assert (await http.get("/health")).status_code == 200
@@ -500,7 +491,7 @@ async def test_other_requests_are_answered_while_a_prompt_is_encoded(
         return encode(texts, **how)
 
     monkeypatch.setattr(tokenizer._encoder, "encode", slow)
-    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+    async with serving(engine.client, tokenizer) as (app, http):
         connection = Connection(app, CHAT, chat(max_tokens=1))
         await eventually(begun.is_set)
         assert (await http.get("/health")).status_code == 200

@@ -16,12 +16,10 @@ from tests.server.harness import (
     Engine,
     events,
     finish_of,
-    http_client,
     ids_of,
-    make_service,
     prompt,
     recalled_text,
-    running,
+    serving,
 )
 from tests.server.streams import PreparedClient, said, scored
 
@@ -206,8 +204,7 @@ async def test_the_priority_of_a_completion_reaches_the_engine(tokenizer: Tokeni
 async def of_prepared(
     client: PreparedClient, tokenizer: Tokenizer
 ) -> AsyncIterator[httpx2.AsyncClient]:
-    service = make_service(cast(EngineClient, client), tokenizer)
-    async with running(service) as app, http_client(app) as http:
+    async with serving(cast(EngineClient, client), tokenizer) as (_, http):
         yield http
 
 
@@ -340,8 +337,7 @@ async def test_prompts_of_too_many_tokens_together_are_refused(
 ) -> None:
     """What one text may have, all of them may."""
     monkeypatch.setattr("server.chat.served_model.MAX_BODY_TOKEN_IDS", 1)
-    service = make_service(engine.client, tokenizer)
-    async with running(service) as app, http_client(app) as http:
+    async with serving(engine.client, tokenizer) as (_, http):
         for count, status in ((1, 200), (2, 400)):
             body = prompt(["x" * (CONTEXT // 2 + 1)] * count, max_tokens=1)
             response = await http.post(COMPLETIONS, json=body)

@@ -21,9 +21,8 @@ from tests.server.harness import (
     chat,
     eventually,
     http_client,
-    make_service,
     prompt,
-    running,
+    serving,
     start_engine,
     token_id,
 )
@@ -55,7 +54,7 @@ def shared_pools() -> Iterator[Engine]:
 
 @pytest.fixture
 async def pools(shared_pools: Engine, embedding_tokenizer: Tokenizer) -> AsyncIterator[FastAPI]:
-    async with running(make_service(shared_pools.client, embedding_tokenizer)) as app:
+    async with serving(shared_pools.client, embedding_tokenizer) as (app, _):
         yield app
 
 
@@ -243,9 +242,8 @@ async def test_texts_of_too_many_tokens_together_are_refused(
     shared_pools: Engine, embedding_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.chat.served_model.MAX_BODY_TOKEN_IDS", 1)
-    service = make_service(shared_pools.client, embedding_tokenizer)
     most = MAX_MODEL_LEN  # what one text may have, all of them may
-    async with running(service) as app, http_client(app) as http:
+    async with serving(shared_pools.client, embedding_tokenizer) as (_, http):
         for count, status in ((1, 200), (2, 400)):
             text = "x" * (most - 1)
             response = await http.post("/v1/embeddings", json={"input": [text] * count})

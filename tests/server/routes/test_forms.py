@@ -11,21 +11,10 @@ import httpx2
 import pytest
 
 from server.config import Config, LimitsSection
-from server.routes.service import Service
 from server.text.grammar.constraints import GrammarConstraint
 from server.text.grammar.worker import GrammarLimits
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import (
-    CHAT,
-    Engine,
-    chat,
-    events,
-    finish_of,
-    http_client,
-    make_service,
-    running,
-    token_id,
-)
+from tests.server.harness import CHAT, Engine, chat, events, finish_of, told
 
 END = "<|im_end|>"
 ADDED = ("<think>", "</think>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -34,12 +23,6 @@ JSON_OBJECT: dict[str, Any] = {"response_format": {"type": "json_object"}}
 BOMB = "(ab|cd)*" * 12000
 # Its first tokens are easy; it has too many states for the rest.
 TIRING = "(([a-z]{1,99}){1,99}){1,99}"
-
-
-def service_with(engine: Engine, tokenizer: Tokenizer, **limits: Any) -> Service:
-    config = Config(limits=LimitsSection(**limits))
-    stops = frozenset({token_id(tokenizer, END)})
-    return make_service(engine.client, tokenizer, config, stop_token_ids=stops)
 
 
 def schema_form(schema: dict[str, Any], *, strict: bool = True) -> dict[str, Any]:
@@ -165,8 +148,8 @@ async def test_a_call_may_spell_an_added_token(http: httpx2.AsyncClient, name: s
 async def test_a_form_that_cannot_be_followed_is_a_400_while_others_start_at_once(
     engine: Engine, tokenizer: Tokenizer, fields: dict[str, Any], says: str | None
 ) -> None:
-    service = service_with(engine, tokenizer, max_grammar_compile_s=0.3)
-    async with running(service) as app, http_client(app) as http:
+    config = Config(limits=LimitsSection(max_grammar_compile_s=0.3))
+    async with told(engine, tokenizer, config) as http:
         plain = chat(**JSON_OBJECT, max_tokens=3)
         assert (await http.post(CHAT, json=plain)).status_code == 200
         hostile = asyncio.create_task(http.post(CHAT, json=chat(**fields, max_tokens=3)))
@@ -188,8 +171,7 @@ async def test_forms_that_wait_too_long_for_their_turn_are_told_to_come_back(
     # Time is what ends them: a fast processor would reach the memory's limit before.
     limits = GrammarLimits(0.2, max_memory_bytes=2**30)
     monkeypatch.setattr(GrammarLimits, "of", lambda _: limits)
-    service = service_with(engine, tokenizer)
-    async with running(service) as app, http_client(app) as http:
+    async with told(engine, tokenizer) as http:
         bombs = [chat(guided_regex=f"z{n}|{BOMB}", max_tokens=3) for n in range(4)]
         found = await asyncio.gather(*(http.post(CHAT, json=bomb) for bomb in bombs))
         assert {response.status_code for response in found} == {400, 429}
@@ -210,8 +192,7 @@ async def test_costly_masks_of_many_answers_are_not_all_made_in_the_same_step(
 
     monkeypatch.setattr(time, "thread_time", lambda: clock() + 0.4 * made.total())
 
-    service = service_with(engine, tokenizer)
-    async with running(service) as app, http_client(app) as http:
+    async with told(engine, tokenizer) as http:
         forms = [chat(guided_regex=f"[a-z]{{{n}}}", max_tokens=12) for n in range(20, 28)]
         monkeypatch.setattr(GrammarConstraint, "fill_mask", costly)
         found = await asyncio.gather(*(http.post(CHAT, json=form) for form in forms))
@@ -223,8 +204,7 @@ async def test_costly_masks_of_many_answers_are_not_all_made_in_the_same_step(
 async def test_a_form_that_comes_to_its_limits_in_the_answer_is_the_clients_fault(
     engine: Engine, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    service = service_with(engine, tokenizer)
-    async with running(service) as app, http_client(app) as http:
+    async with told(engine, tokenizer) as http:
         asked = chat(guided_regex=TIRING, max_tokens=300)
         for _ in range(2):  # what is known of it from the first answer does not count
             response = await http.post(CHAT, json=asked, headers={"X-Request-Id": "tiring"})

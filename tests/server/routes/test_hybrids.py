@@ -11,16 +11,7 @@ from engine.client import EngineClient
 from server.text.tokenizer import Tokenizer
 from tests.engine.hybrid_engines import hybrid_loop, load_hybrid
 from tests.engine.models.hybrids import write_hybrid
-from tests.server.harness import (
-    CHAT,
-    COMPLETIONS,
-    DEADLINE_S,
-    eventually,
-    http_client,
-    make_service,
-    prompt,
-    running,
-)
+from tests.server.harness import CHAT, COMPLETIONS, DEADLINE_S, eventually, prompt, serving
 from tests.server.metrics.scraping import Samples, scrape, value
 
 BLOCK = 8
@@ -46,8 +37,7 @@ def client(folder: Path) -> Iterator[EngineClient]:
 
 @pytest.fixture
 async def http(client: EngineClient, folder: Path) -> AsyncIterator[httpx2.AsyncClient]:
-    service = make_service(client, Tokenizer(folder))
-    async with running(service) as app, http_client(app) as http:
+    async with serving(client, Tokenizer(folder)) as (_, http):
         yield http
 
 

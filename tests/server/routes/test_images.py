@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from engine.types import Request
 from server.config import Config, ImagesSection, UnseenRule
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import CHAT, Engine, http_client, make_service, running
+from tests.server.harness import CHAT, Engine, serving
 
 Json = dict[str, Any]
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -112,8 +112,7 @@ async def served(
 ) -> AsyncIterator[httpx2.AsyncClient]:
     """With one rule for all APIs."""
     config = Config(images=ImagesSection(chat=rule, responses=rule, messages=rule))
-    service = make_service(engine.client, tokenizer, config)
-    async with running(service) as app, http_client(app) as client:
+    async with serving(engine.client, tokenizer, config) as (_, client):
         yield client
 
 

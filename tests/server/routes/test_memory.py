@@ -26,11 +26,9 @@ from tests.server.harness import (
     Engine,
     chat,
     eventually,
-    http_client,
-    make_service,
+    own_engine,
     prompt,
-    running,
-    start_engine,
+    serving,
 )
 from tests.server.metrics.scraping import scrape
 
@@ -102,13 +100,8 @@ async def test_the_map_and_the_metrics_agree_with_the_pool_under_load(
 ) -> None:
     # Every question goes to the engine, however soon it comes.
     monkeypatch.setattr("server.routes.memory.MAX_AGE_S", -1.0)
-    engine = start_engine()
-    engine.gate.closed = True
-    begun = engine.gate.entered
-    async with (
-        running(make_service(engine.client, tokenizer)) as app,
-        http_client(app) as http,
-    ):
+    async with own_engine(tokenizer, closed=True) as (engine, app, http):
+        begun = engine.gate.entered
         text = "x" * 50
         streams = [
             Connection(app, COMPLETIONS, prompt(text + str(n % 3) * n, max_tokens=100, stream=True))
@@ -150,7 +143,6 @@ async def test_the_map_and_the_metrics_agree_with_the_pool_under_load(
         engine.gate.open()
         for stream in streams:
             await stream.end()
-    engine.stop()
 
 
 async def test_recent_requests_are_told_with_their_times_and_without_contents(
@@ -179,10 +171,7 @@ async def test_of_several_keys_each_sees_its_own_requests_alone(
     engine: Engine, tokenizer: Tokenizer, keys: tuple[str, ...]
 ) -> None:
     config = Config.model_validate({"access": {"api_keys": keys}})
-    async with (
-        running(make_service(engine.client, tokenizer, config)) as app,
-        http_client(app) as http,
-    ):
+    async with serving(engine.client, tokenizer, config) as (_, http):
         mine, others = ({"x-api-key": key} for key in (KEY, OTHER))
         for length, headers in ((3, mine), (4, others), (5, mine)):
             await http.post(CHAT, json=chat(max_tokens=length), headers=headers)
@@ -202,12 +191,7 @@ async def test_of_several_keys_each_sees_its_own_requests_alone(
 async def test_one_that_left_and_one_that_failed_are_among_the_recent_requests(
     tokenizer: Tokenizer,
 ) -> None:
-    engine = start_engine(failing=ord("!"))
-    engine.gate.closed = True
-    async with (
-        running(make_service(engine.client, tokenizer)) as app,
-        http_client(app) as http,
-    ):
+    async with own_engine(tokenizer, closed=True, failing=ord("!")) as (engine, app, http):
         leaving = Connection(app, COMPLETIONS, prompt(max_tokens=50))
         await eventually(lambda: engine.client.in_flight == 1)
         leaving.leave()
@@ -217,18 +201,13 @@ async def test_one_that_left_and_one_that_failed_are_among_the_recent_requests(
         assert (await http.post(COMPLETIONS, json=prompt(ids))).status_code == 500
         told = (await http.get("/memory")).json()
         assert [request["finish"] for request in told["requests"]] == ["error", "aborted"]
-    engine.stop()
 
 
 async def test_an_engine_that_is_stuck_is_said_to_be(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine_waited_for(0.1, monkeypatch)
-    engine = start_engine()
-    async with (
-        running(make_service(engine.client, tokenizer)) as app,
-        http_client(app) as http,
-    ):
+    async with own_engine(tokenizer) as (engine, _, http):
         held = Held(engine)
         await held.reached()
         response = await http.get("/memory")
@@ -239,12 +218,10 @@ async def test_an_engine_that_is_stuck_is_said_to_be(
         async with asyncio.timeout(DEADLINE_S):
             while (await http.get("/memory")).status_code != 200:
                 pass
-    engine.stop()
 
 
 async def test_of_an_engine_that_has_ended_the_last_map_is_told(tokenizer: Tokenizer) -> None:
-    engine = start_engine()
-    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+    async with own_engine(tokenizer) as (engine, _, http):
         assert (await http.get("/memory")).json()["engine_alive"]
         engine.stop()
         told = (await http.get("/memory")).json()

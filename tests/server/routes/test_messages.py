@@ -21,10 +21,9 @@ from tests.server.harness import (
     Engine,
     chat,
     eventually,
-    http_client,
     ids_of,
-    make_service,
-    running,
+    own_engine,
+    serving,
     start_engine,
     token_id,
     told,
@@ -381,11 +380,7 @@ async def test_claude_codes_body_is_answered(
 
 
 async def test_tokens_are_counted_without_the_engine(tokenizer: Tokenizer) -> None:
-    engine = start_engine(max_model_len=100)
-    async with (
-        running(make_service(engine.client, tokenizer)) as app,
-        http_client(app) as http,
-    ):
+    async with own_engine(tokenizer, max_model_len=100) as (engine, _, http):
         engine.stop()
         body = message("x" * 500, system="Be brief.", tools=[LOOK])
         response = await http.post(COUNT, json=body)
@@ -461,9 +456,8 @@ async def test_every_error_has_anthropics_shape(
 
 
 async def test_a_full_queue_is_a_limit_of_rates(tokenizer: Tokenizer) -> None:
-    engine = start_engine(max_num_seqs=1, max_queue=0)
-    engine.gate.closed = True
-    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+    async with own_engine(tokenizer, closed=True, max_num_seqs=1, max_queue=0) as served:
+        engine, app, http = served
         first = Connection(app, MESSAGES, message(max_tokens=2))
         await eventually(lambda: engine.client.in_flight == 1)
         response = await http.post(MESSAGES, json=message())
@@ -472,14 +466,12 @@ async def test_a_full_queue_is_a_limit_of_rates(tokenizer: Tokenizer) -> None:
         assert (await error_of(response))["type"] == "rate_limit_error"
         engine.gate.open()
         await first.end()
-    engine.stop()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_fault_of_the_engine_is_an_error(tokenizer: Tokenizer, stream: bool) -> None:
-    engine = start_engine(failing=token_id(tokenizer, "#"))
-    engine.script[:] = ids_of(tokenizer, "abc#d")
-    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+    async with own_engine(tokenizer, failing=token_id(tokenizer, "#")) as (engine, _, http):
+        engine.script[:] = ids_of(tokenizer, "abc#d")
         response = await http.post(MESSAGES, json=message(stream=stream))
         if stream:
             *_, last = events_of(response.text)
@@ -491,7 +483,6 @@ async def test_a_fault_of_the_engine_is_an_error(tokenizer: Tokenizer, stream: b
             error = await error_of(response)
         assert error["type"] == "api_error"
         assert "a step of the engine failed" in error["message"]
-    engine.stop()
 
 
 # --- what is held back -----------------------------------------------------------------------
@@ -503,8 +494,7 @@ async def test_a_call_that_takes_its_time_gets_signs_of_life(
     engine.script[:] = ids_of(tokenizer, CALL + END)
     config = Config(server=ServerSection(sse_ping_s=1e-6))
     end = frozenset({token_id(tokenizer, END)})
-    service = make_service(engine.client, tokenizer, config, stop_token_ids=end)
-    async with running(service) as app, http_client(app) as http:
+    async with serving(engine.client, tokenizer, config, stop_token_ids=end) as (_, http):
         response = await http.post(MESSAGES, json=message(tools=[LOOK], stream=True))
     before, _, _ = response.text.partition("event: content_block_start")
     assert before.count(": waiting") > 10
@@ -517,8 +507,7 @@ async def test_a_model_without_a_template_cannot_answer(engine: Engine, tmp_path
     settings = json.loads(path.read_text())
     del settings["chat_template"]
     path.write_text(json.dumps(settings))
-    service = make_service(engine.client, Tokenizer(tmp_path))
-    async with running(service) as app, http_client(app) as http:
+    async with serving(engine.client, Tokenizer(tmp_path)) as (_, http):
         for where in (MESSAGES, COUNT):
             response = await http.post(where, json=message())
             assert response.status_code == 400

@@ -21,10 +21,9 @@ from tests.server.harness import (
     Engine,
     Json,
     eventually,
-    http_client,
     ids_of,
-    make_service,
-    running,
+    own_engine,
+    serving,
     start_engine,
     token_id,
     told,
@@ -549,10 +548,7 @@ async def answer_with_probabilities(
 async def test_images_are_what_the_setting_says(engine: Engine, tokenizer: Tokenizer) -> None:
     config = Config(images=ImagesSection(ollama="placeholder"))
     message = {"role": "user", "content": "What?", "images": ["aGk=", "aGk="]}
-    async with (
-        running(make_service(engine.client, tokenizer, config)) as app,
-        http_client(app) as http,
-    ):
+    async with serving(engine.client, tokenizer, config) as (_, http):
         short = {"options": {"num_predict": 1}}
         response = await http.post(OLLAMA_CHAT, json={"messages": [message]} | short)
         assert response.headers["x-images-not-shown"] == "2"
@@ -573,10 +569,8 @@ async def test_requests_with_another_salt_share_nothing(
 
 
 async def test_silence_is_filled_with_lines_that_say_nothing(tokenizer: Tokenizer) -> None:
-    engine = start_engine()
-    engine.gate.closed = True
     config = Config(server=ServerSection(sse_ping_s=0.01))
-    async with running(make_service(engine.client, tokenizer, config)) as app:
+    async with own_engine(tokenizer, config, closed=True) as (engine, app, _):
         connection = Connection(app, OLLAMA_CHAT, chat(options={"num_predict": 2}))
         await connection.begins()
         await eventually(lambda: connection.body.count(b"\n") > 3)
@@ -585,25 +579,21 @@ async def test_silence_is_filled_with_lines_that_say_nothing(tokenizer: Tokenize
     lines = [json.loads(line) for line in bytes(connection.body).splitlines()]
     assert lines[0]["message"] == lines[2]["message"] == {"role": "assistant", "content": ""}
     assert lines[-1]["done"]
-    engine.stop()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_fault_of_the_engine_is_an_error(tokenizer: Tokenizer, stream: bool) -> None:
-    engine = start_engine(failing=token_id(tokenizer, "#"))
-    engine.script[:] = ids_of(tokenizer, "abc#d")
-    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+    async with own_engine(tokenizer, failing=token_id(tokenizer, "#")) as (engine, _, http):
+        engine.script[:] = ids_of(tokenizer, "abc#d")
         response = await http.post(OLLAMA_CHAT, json=chat(stream=stream))
         assert response.status_code == (200 if stream else 500)
         last = json.loads(response.text.splitlines()[-1])
         assert last.keys() == {"error"}
         assert last["error"].startswith("Generation failed")
-    engine.stop()
 
 
 async def test_an_engine_that_has_ended_loads_nothing(tokenizer: Tokenizer) -> None:
-    engine = start_engine()
-    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+    async with own_engine(tokenizer) as (engine, _, http):
         engine.stop()
         for body in ({}, chat()):
             response = await http.post(OLLAMA_CHAT, json=body)
@@ -611,9 +601,8 @@ async def test_an_engine_that_has_ended_loads_nothing(tokenizer: Tokenizer) -> N
 
 
 async def test_a_full_queue_says_when_to_come_again(tokenizer: Tokenizer) -> None:
-    engine = start_engine(max_num_seqs=1, max_queue=0)
-    engine.gate.closed = True
-    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+    async with own_engine(tokenizer, closed=True, max_num_seqs=1, max_queue=0) as served:
+        engine, app, http = served
         first = Connection(app, OLLAMA_CHAT, chat(options={"num_predict": 2}))
         await eventually(lambda: engine.client.in_flight == 1)
         response = await http.post(GENERATE, json={"prompt": "x"})
@@ -621,14 +610,11 @@ async def test_a_full_queue_says_when_to_come_again(tokenizer: Tokenizer) -> Non
         assert "retry-after" in response.headers
         engine.gate.open()
         await first.end()
-    engine.stop()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_who_leaves_is_not_answered_any_more(tokenizer: Tokenizer, stream: bool) -> None:
-    engine = start_engine()
-    engine.gate.closed = True
-    async with running(make_service(engine.client, tokenizer)) as app:
+    async with own_engine(tokenizer, closed=True) as (engine, app, _):
         connection = Connection(app, OLLAMA_CHAT, chat(stream=stream))
         await eventually(lambda: engine.client.in_flight == 1)
         connection.leave()
@@ -636,4 +622,3 @@ async def test_who_leaves_is_not_answered_any_more(tokenizer: Tokenizer, stream:
             await connection.end()
         engine.gate.open()
         await eventually(lambda: engine.client.in_flight == 0)
-    engine.stop()

@@ -17,8 +17,8 @@ from tests.server.harness import (
     Json,
     eventually,
     http_client,
-    make_service,
-    running,
+    own_engine,
+    serving,
     start_engine,
 )
 
@@ -41,7 +41,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture
 async def embedder(pools: Engine, texts: Tokenizer) -> AsyncIterator[FastAPI]:
-    async with running(make_service(pools.client, texts)) as app:
+    async with serving(pools.client, texts) as (app, _):
         yield app
 
 
@@ -105,12 +105,9 @@ async def test_it_says_that_it_makes_vectors(http: httpx2.AsyncClient) -> None:
 
 @pytest.mark.parametrize(("path", "field"), [(EMBED, "input"), (EMBEDDINGS, "prompt")])
 async def test_who_leaves_gets_no_vector(texts: Tokenizer, path: str, field: str) -> None:
-    engine = start_engine(pools=True)
-    engine.gate.closed = True
-    async with running(make_service(engine.client, texts)) as app:
+    async with own_engine(texts, closed=True, pools=True) as (engine, app, _):
         connection = Connection(app, path, {field: "abc"})
         await eventually(lambda: engine.client.in_flight == 1)
         connection.leave()
         await connection.end()
         engine.gate.open()
-    engine.stop()

@@ -14,11 +14,8 @@ from tests.server.harness import (
     Engine,
     chat,
     eventually,
-    http_client,
-    make_service,
+    own_engine,
     prompt,
-    running,
-    start_engine,
 )
 
 IMPATIENT = Config(server=ServerSection(ready_timeout_s=0.3))
@@ -67,12 +64,7 @@ async def test_the_canary_leaves_nothing_behind(http: httpx2.AsyncClient, engine
 async def test_fault_10_a_server_whose_engine_is_stuck_is_alive_but_not_ready(
     tokenizer: Tokenizer,
 ) -> None:
-    engine = start_engine()
-    engine.gate.closed = True
-    async with (
-        running(make_service(engine.client, tokenizer, IMPATIENT)) as app,
-        http_client(app) as http,
-    ):
+    async with own_engine(tokenizer, IMPATIENT, closed=True) as (engine, _, http):
         response = await http.get("/ready")
         assert response.status_code == 503
         assert response.json()["error"]["type"] == "server_error"
@@ -82,16 +74,11 @@ async def test_fault_10_a_server_whose_engine_is_stuck_is_alive_but_not_ready(
         async with asyncio.timeout(DEADLINE_S):
             while (await http.get("/ready")).status_code != 200:
                 pass
-    engine.stop()
 
 
 async def test_fault_27_figures_are_shown_while_the_engine_is_stuck(tokenizer: Tokenizer) -> None:
     """A scrape waits for nobody: it finds the snapshot of the newest step."""
-    engine = start_engine()
-    async with (
-        running(make_service(engine.client, tokenizer)) as app,
-        http_client(app) as http,
-    ):
+    async with own_engine(tokenizer) as (engine, app, http):
         assert (await http.post(COMPLETIONS, json=prompt(max_tokens=5))).status_code == 200
         await eventually(lambda: engine.client.stats.generated_tokens == 5)
         engine.gate.closed = True
@@ -106,16 +93,11 @@ async def test_fault_27_figures_are_shown_while_the_engine_is_stuck(tokenizer: T
         assert engine.client.step_age_s > 0
         engine.gate.open()
         await stuck.end()
-    engine.stop()
 
 
 async def test_a_server_is_ready_although_its_queue_is_full(tokenizer: Tokenizer) -> None:
-    engine = start_engine(max_num_seqs=2, max_queue=0)
-    engine.gate.closed = True
-    async with (
-        running(make_service(engine.client, tokenizer)) as app,
-        http_client(app) as http,
-    ):
+    async with own_engine(tokenizer, closed=True, max_num_seqs=2, max_queue=0) as served:
+        engine, app, http = served
         waiting = [Connection(app, CHAT, chat(max_tokens=1)) for _ in range(2)]
         await eventually(lambda: engine.client.in_flight == 2)
         assert (await http.post(CHAT, json=chat())).status_code == 429
@@ -123,16 +105,10 @@ async def test_a_server_is_ready_although_its_queue_is_full(tokenizer: Tokenizer
         assert (await http.get("/ready")).status_code == 200
         for connection in waiting:
             await connection.end()
-    engine.stop()
 
 
 async def test_a_server_is_ready_while_every_slot_decodes(tokenizer: Tokenizer) -> None:
-    engine = start_engine(max_num_seqs=1)
-    engine.gate.closed = True
-    async with (
-        running(make_service(engine.client, tokenizer, PATIENT)) as app,
-        http_client(app) as http,
-    ):
+    async with own_engine(tokenizer, PATIENT, closed=True, max_num_seqs=1) as (engine, app, http):
         busy = Connection(app, CHAT, chat(stream=True))
         await busy.begins()
         canary = Connection(app, "/ready", b"", method="GET")
@@ -148,7 +124,6 @@ async def test_a_server_is_ready_while_every_slot_decodes(tokenizer: Tokenizer) 
         busy.leave()
         engine.gate.open()
         await busy.end()
-    engine.stop()
 
 
 async def test_an_agent_may_open_its_connection(http: httpx2.AsyncClient) -> None:
@@ -160,8 +135,7 @@ async def test_an_agent_may_open_its_connection(http: httpx2.AsyncClient) -> Non
 async def test_fault_11_a_server_whose_engine_has_ended_is_neither_alive_nor_ready(
     path: str, tokenizer: Tokenizer
 ) -> None:
-    engine = start_engine()
-    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+    async with own_engine(tokenizer) as (engine, _, http):
         assert (await http.get(path)).status_code == 200
         engine.stop()
         response = await http.get(path)

@@ -12,7 +12,7 @@ from server.config import Config, ServerSection
 from server.routes.page import KINDS, RUNNING, VENDORED, read_page, wants_html
 from server.text.tokenizer import Tokenizer
 from tests.page.libraries import read_lock
-from tests.server.harness import Engine, http_client, make_service, running
+from tests.server.harness import Engine, serving
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 NO_PAGE = Config(server=ServerSection(page=False))
@@ -102,10 +102,7 @@ async def test_nothing_else_is_served(http: httpx2.AsyncClient, path: str) -> No
 
 
 async def test_the_page_can_be_turned_off(engine: Engine, tokenizer: Tokenizer) -> None:
-    async with (
-        running(make_service(engine.client, tokenizer, NO_PAGE)) as app,
-        http_client(app) as http,
-    ):
+    async with serving(engine.client, tokenizer, NO_PAGE) as (_, http):
         assert (await http.get("/", headers=BROWSER)).text == RUNNING
         assert (await http.get("/page/style.css")).status_code == 404
         assert (await http.get("/memory")).status_code == 200

@@ -18,11 +18,9 @@ from tests.server.harness import (
     Connection,
     Engine,
     eventually,
-    http_client,
     ids_of,
-    make_service,
     recalled_text,
-    running,
+    serving,
     start_engine,
     talk,
     token_id,
@@ -418,10 +416,9 @@ async def test_a_stream_whose_client_has_left_is_not_stored(
     engine: Engine, tokenizer: Tokenizer
 ) -> None:
     end = frozenset({token_id(tokenizer, END)})
-    service = make_service(engine.client, tokenizer, stop_token_ids=end)
     engine.script.clear()
     engine.gate.closed = True
-    async with running(service) as app, http_client(app) as http:
+    async with serving(engine.client, tokenizer, stop_token_ids=end) as (app, http):
         connection = Connection(app, RESPONSES, body(stream=True))
         await connection.begins()
         created = json.loads(connection.body.decode().split("data: ")[1].split("\n")[0])

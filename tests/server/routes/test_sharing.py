@@ -21,12 +21,10 @@ from tests.server.harness import (
     chat,
     events,
     eventually,
-    http_client,
     ids_of,
-    make_service,
+    own_engine,
     prompt,
-    running,
-    start_engine,
+    serving,
 )
 
 BODIES = {CHAT: chat, COMPLETIONS: prompt}
@@ -122,9 +120,7 @@ def _piece(choice: dict[str, Any]) -> str:
 
 
 async def test_choices_come_side_by_side(tokenizer: Tokenizer, path: str) -> None:
-    engine = start_engine()
-    engine.gate.closed = True
-    async with running(make_service(engine.client, tokenizer)) as app:
+    async with own_engine(tokenizer, closed=True) as (engine, app, _):
         connection = Connection(app, path, BODIES[path](n=2, max_tokens=50, stream=True))
 
         def said() -> list[int]:
@@ -140,7 +136,6 @@ async def test_choices_come_side_by_side(tokenizer: Tokenizer, path: str) -> Non
         assert b"[DONE]" not in connection.body
         engine.gate.open()
         await connection.end()
-    engine.stop()
 
 
 @pytest.mark.parametrize(("path", "logprobs"), [(CHAT, True), (COMPLETIONS, 1)])
@@ -180,11 +175,9 @@ async def test_a_fault_of_one_choice_is_an_error_of_the_whole_answer(
     choices = (await answer(http, COMPLETIONS, **how, logprobs=0))["choices"]
     first, second = (choice["logprobs"]["tokens"] for choice in choices)
     word = next(word for word in second[3:] if word.startswith("w") and word not in first)
-    engine = start_engine(non_finite=tokenizer.fast.token_to_id(word))
-    async with running(make_service(engine.client, tokenizer)) as app:
+    async with own_engine(tokenizer, non_finite=tokenizer.fast.token_to_id(word)) as (_, app, _):
         connection = Connection(app, COMPLETIONS, prompt(**how, stream=stream))
         await connection.end()
-    engine.stop()
     last = connection.body.decode().removesuffix("\n\n").rpartition("\n\n")[2]
     error = json.loads(last.removeprefix("data: "))["error"]
     assert "not finite" in error["message"]
@@ -193,9 +186,8 @@ async def test_a_fault_of_one_choice_is_an_error_of_the_whole_answer(
 
 
 async def test_choices_need_a_place_each(tokenizer: Tokenizer) -> None:
-    engine = start_engine(max_num_seqs=1, max_queue=2)
-    engine.gate.closed = True
-    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+    async with own_engine(tokenizer, closed=True, max_num_seqs=1, max_queue=2) as served:
+        engine, app, http = served
         held = Connection(app, CHAT, chat(max_tokens=2))
         await eventually(lambda: engine.client.in_flight == 1)
         assert (await http.post(CHAT, json=chat(n=3))).status_code == 429
@@ -207,7 +199,6 @@ async def test_choices_need_a_place_each(tokenizer: Tokenizer) -> None:
         for connection in (held, both):
             await connection.end()
             assert connection.status == 200
-    engine.stop()
 
 
 # --- with whom -------------------------------------------------------------------------------
@@ -239,8 +230,7 @@ async def test_replicas_share_prefixes_if_they_have_the_same_secret(
 ) -> None:
     found = []
     for secret in (b"one", b"one", b"other"):
-        replica = make_service(engine.client, tokenizer, secret=secret)
-        async with running(replica) as app, http_client(app) as http:
+        async with serving(engine.client, tokenizer, secret=secret) as (_, http):
             headers = {"authorization": "Bearer of-replicas"}
             body = chat("What do replicas know of each other? " * 3, max_tokens=1)
             usage = (await http.post(CHAT, json=body, headers=headers)).json()["usage"]

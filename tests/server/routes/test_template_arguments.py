@@ -11,7 +11,7 @@ from engine.types import Request
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
-from tests.server.harness import CHAT, Engine, http_client, make_service, running
+from tests.server.harness import CHAT, Engine, serving
 
 MESSAGES, RESPONSES, TOKENIZE = "/v1/messages", "/v1/responses", "/tokenize"
 COUNTS = ("/v1/messages/count_tokens", "/v1/responses/input_tokens", TOKENIZE)
@@ -40,7 +40,7 @@ def telling(tmp_path: Path) -> Tokenizer:
 
 @pytest.fixture
 async def http(engine: Engine, telling: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
-    async with running(make_service(engine.client, telling)) as app, http_client(app) as client:
+    async with serving(engine.client, telling) as (_, client):
         yield client
 
 
@@ -110,8 +110,7 @@ async def test_what_says_nothing_is_as_if_it_were_not_there(
 
 async def test_a_template_that_takes_nothing_says_so(engine: Engine, tmp_path: Path) -> None:
     write_tokenizer(tmp_path, VOCAB, template="{% for m in messages %}{{ m.content }}{% endfor %}")
-    service = make_service(engine.client, Tokenizer(tmp_path))
-    async with running(service) as app, http_client(app) as http:
+    async with serving(engine.client, Tokenizer(tmp_path)) as (_, http):
         asked = BODIES[CHAT] | {"chat_template_kwargs": {"preserve_thinking": True}}
         response = await http.post(CHAT, json=asked)
     assert response.json()["error"]["message"].endswith("What it takes: none.")
@@ -148,7 +147,7 @@ async def test_a_template_that_takes_an_effort_is_told_it_and_no_budget_holds(
     write_tokenizer(tmp_path, VOCAB, template=f"{TEMPLATE}{{# {spells} <think> #}}")
     tokenizer = Tokenizer(tmp_path)
     body = BODIES[path] | EFFORTS[path](effort)
-    async with running(make_service(engine.client, tokenizer)) as app, http_client(app) as http:
+    async with serving(engine.client, tokenizer) as (_, http):
         for fields, heard in (
             ({}, told),
             ({"chat_template_kwargs": {"reasoning_effort": "zebra"}}, "zebra"),

@@ -6,16 +6,7 @@ import pytest
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
-from tests.server.harness import (
-    CHAT,
-    COMPLETIONS,
-    Engine,
-    http_client,
-    ids_of,
-    make_service,
-    running,
-    start_engine,
-)
+from tests.server.harness import CHAT, COMPLETIONS, ids_of, own_engine
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "é"}]
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks."}}]
@@ -113,9 +104,7 @@ async def test_a_model_without_a_chat_template_has_texts_only(
 
 
 async def test_the_engine_is_not_needed(tokenizer: Tokenizer) -> None:
-    engine: Engine = start_engine()
-    engine.stop()
-    service = make_service(engine.client, tokenizer)
-    async with running(service) as app, http_client(app) as http:
+    async with own_engine(tokenizer) as (engine, _, http):
+        engine.stop()
         found = await post(http, "/tokenize", prompt="ab")
         assert (await post(http, "/detokenize", tokens=found["tokens"]))["prompt"] == "ab"

@@ -8,16 +8,7 @@ from server.config import Config, LimitsSection
 from server.http.guards import body
 from server.protocol.common import limits_by_path
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import (
-    CHAT,
-    Connection,
-    Engine,
-    chat,
-    eventually,
-    http_client,
-    make_service,
-    running,
-)
+from tests.server.harness import CHAT, Connection, Engine, chat, eventually, serving
 from tests.server.metrics.scraping import scrape, value
 
 LIMIT = 2000
@@ -40,10 +31,7 @@ async def test_a_body_over_the_limit_is_refused(
         for start in range(0, len(raw), 500):
             yield raw[start : start + 500]
 
-    async with (
-        running(make_service(engine.client, tokenizer, CONFIG)) as app,
-        http_client(app) as http,
-    ):
+    async with serving(engine.client, tokenizer, CONFIG) as (_, http):
         for size, status in ((LIMIT, 200), (LIMIT + 1, 413), (100 * LIMIT, 413)):
             raw = body_of(size)
             response = await http.post(CHAT, content=pieces(raw) if chunked else raw)
@@ -55,7 +43,7 @@ async def test_a_body_over_the_limit_is_refused(
 async def test_a_body_is_refused_before_it_is_all_there(
     engine: Engine, tokenizer: Tokenizer
 ) -> None:
-    async with running(make_service(engine.client, tokenizer, CONFIG)) as app:
+    async with serving(engine.client, tokenizer, CONFIG) as (app, _):
         connection = Connection(app, CHAT, b"x" * (LIMIT + 1), ends=False, headers=CHUNKED)
         await connection.begins()
         assert connection.status == 413
@@ -76,8 +64,7 @@ async def test_bodies_that_are_held_back_take_no_more_than_all_bodies_may(
     engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, path: str, told: str
 ) -> None:
     monkeypatch.setattr(body, "MAX_ALL_BODIES_BYTES", 2 * LIMIT + LIMIT // 2)
-    service = make_service(engine.client, tokenizer, CONFIG)
-    async with running(service) as app, http_client(app) as http:
+    async with serving(engine.client, tokenizer, CONFIG) as (app, http):
         held = [Connection(app, CHAT, b" " * LIMIT, ends=False, headers=CHUNKED) for _ in range(2)]
         await eventually(lambda: all(connection.is_taken for connection in held))
         refused = await http.post(path, json={"x": "x" * (LIMIT - 100)})

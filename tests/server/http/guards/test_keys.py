@@ -9,15 +9,7 @@ from starlette.routing import Route
 from server.config import AccessSection, Config, SettingError
 from server.http.guards.keys import Keys
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import (
-    CHAT,
-    Connection,
-    Engine,
-    chat,
-    http_client,
-    make_service,
-    running,
-)
+from tests.server.harness import CHAT, Connection, Engine, chat, http_client, serving
 
 KEY = "sk-0123456789abcdef"
 OTHER = "sk-fedcba9876543210"
@@ -53,7 +45,7 @@ ODD_PATHS = (
 @pytest.fixture
 async def locked(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[FastAPI]:
     config = Config.model_validate({"access": {"api_keys": [OTHER, KEY], "scrape_key": SCRAPE}})
-    async with running(make_service(engine.client, tokenizer, config)) as app:
+    async with serving(engine.client, tokenizer, config) as (app, _):
         yield app
 
 

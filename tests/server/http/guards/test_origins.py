@@ -8,7 +8,7 @@ from server.config import AccessSection, Config, SettingError
 from server.http.guards.hosts import METHODS, AllowedOrigins
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import CHAT, Engine, chat, http_client, make_service, running
+from tests.server.harness import CHAT, Engine, chat, serving
 
 KEY = "sk-0123456789abcdef"
 OURS = (
@@ -66,10 +66,7 @@ async def locked(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[httpx2.A
     config = Config.model_validate(
         {"access": {"api_keys": KEY, "allowed_origins": "https://chat.example/"}}
     )
-    async with (
-        running(make_service(engine.client, tokenizer, config)) as app,
-        http_client(app) as h,
-    ):
+    async with serving(engine.client, tokenizer, config) as (_, h):
         yield h
 
 
