@@ -34,10 +34,10 @@ from tests.models import write_tokenizer
 from tests.server.commands import Run
 from tests.server.harness import (
     Engine,
+    engine_fixture,
     http_client,
     make_service,
     running,
-    start_engine,
     token_id,
 )
 from tests.server.hub_server import Files, Hub, files_of, serving_hub
@@ -110,12 +110,8 @@ def small_mac(monkeypatch: pytest.MonkeyPatch) -> Device:
     return device
 
 
-@pytest.fixture(scope="session")
-def shared_engine() -> Iterator[Engine]:
-    """A pause between two requests forgets no prefix."""
-    started = start_engine(prefix_keep_s=1000.0)
-    yield started
-    started.stop()
+# A pause between two requests forgets no prefix.
+shared_engine = engine_fixture("session", prefix_keep_s=1000.0)
 
 
 @pytest.fixture
@@ -128,7 +124,8 @@ def engine(shared_engine: Engine) -> Engine:
 
 @pytest.fixture
 def service(engine: Engine, tokenizer: Tokenizer) -> Service:
-    """Ends answers at <|im_end|>."""
+    """Ends answers at <|im_end|>, whatever its model was told before."""
+    engine.script.clear()
     end = token_id(tokenizer, "<|im_end|>")
     return make_service(engine.client, tokenizer, stop_token_ids=frozenset({end}))
 

@@ -5,14 +5,15 @@ import json
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import mlx.core as mx
 import numpy as np
+import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
@@ -21,7 +22,7 @@ from kvcache.views import KVViews
 from server.chat.salts import Salts
 from server.chat.served_model import ServedModel
 from server.cli.serve import grammar_compiler
-from server.config import Config
+from server.config import Config, LimitsSection
 from server.http.app import create_app
 from server.metrics import Metrics
 from server.routes.service import Service
@@ -164,6 +165,24 @@ def start_engine(
     return Engine(client, gate, script)
 
 
+def engine_fixture(
+    scope: Literal["function", "module", "session"] = "module",
+    *,
+    closed: bool = False,
+    **changes: Any,
+) -> Any:
+    """A fixture of an engine. closed: whether its gate is. changes: see ``start_engine``."""
+
+    @pytest.fixture(scope=scope)
+    def engine() -> Iterator[Engine]:
+        started = start_engine(**changes)
+        started.gate.closed = closed
+        yield started
+        started.stop()
+
+    return engine
+
+
 def token_id(tokenizer: Tokenizer, text: str) -> int:
     """The id of a text that is one token."""
     (only,) = tokenizer.fast.encode(text, add_special_tokens=False).ids
@@ -264,10 +283,11 @@ async def own_engine(
 
 @asynccontextmanager
 async def told(
-    engine: Engine, tokenizer: Tokenizer, config: Config | None = None
+    engine: Engine, tokenizer: Tokenizer, **limits: Any
 ) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of a model that says what it is told from now on, and ends with END."""
     engine.script.clear()
+    config = Config(limits=LimitsSection(**limits))
     end = frozenset({token_id(tokenizer, END)})
     async with serving(engine.client, tokenizer, config, stop_token_ids=end) as (_, client):
         yield client

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -18,6 +18,7 @@ from tests.server.harness import (
     Connection,
     Engine,
     chat,
+    engine_fixture,
     events,
     eventually,
     make_service,
@@ -49,12 +50,7 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def own_engine() -> Iterator[Engine]:
-    started = start_engine()
-    started.gate.closed = True
-    yield started
-    started.stop()
+own_engine = engine_fixture("function", closed=True)
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from server.text.parser import ParseOptions
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import XML_TEMPLATE, write_tokenizer
-from tests.server.harness import Engine, make_service, start_engine, talk
+from tests.server.harness import Engine, engine_fixture, make_service, talk
 
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
 LOOK, READ = Tool("look", parameters=SCHEMA), Tool("read", strict=True)
@@ -56,11 +55,7 @@ def refusal(service: Service, conversation: Conversation, **fields: Any) -> ApiE
     return caught.value
 
 
-@pytest.fixture(scope="module")
-def own_engine() -> Iterator[Engine]:
-    started = start_engine()
-    yield started
-    started.stop()
+own_engine = engine_fixture()
 
 
 # --- prompts ---------------------------------------------------------------------------------

@@ -32,10 +32,10 @@ from tests.server.harness import (
     DEADLINE_S,
     Engine,
     chat,
+    engine_fixture,
     events,
     eventually,
     make_service,
-    start_engine,
 )
 
 
@@ -184,11 +184,7 @@ async def serving(service: Service, drain_s: float) -> AsyncIterator[tuple[Drain
             await task
 
 
-@pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
-    started = start_engine()
-    yield started
-    started.stop()
+engine = engine_fixture("function")
 
 
 async def test_fault_21_while_it_drains_it_listens_and_resets_nobody(

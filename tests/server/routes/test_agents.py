@@ -1,7 +1,7 @@
 """What agents send besides messages and functions, at the door of the APIs that they use."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from engine.types import Request
 from server.protocol.responses.tools import joined_name
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import END, Engine, ids_of, start_engine, told
+from tests.server.harness import END, Engine, engine_fixture, ids_of, told
 from tests.server.routes.test_messages import MESSAGES, added_up, events_of
 from tests.server.routes.test_responses import RESPONSES
 
@@ -22,14 +22,10 @@ USER, CALL_ID = {"role": "user", "content": "Hello"}, "t1"
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    """With room for tools in its prompts."""
-    started = start_engine(
-        max_model_len=3000, model_max_len=3000, kv_budget_bytes=4 << 20, prefix_keep_s=1000.0
-    )
-    yield started
-    started.stop()
+# With room for tools in its prompts.
+engine = engine_fixture(
+    max_model_len=3000, model_max_len=3000, kv_budget_bytes=4 << 20, prefix_keep_s=1000.0
+)
 
 
 @dataclass

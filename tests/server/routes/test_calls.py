@@ -1,7 +1,6 @@
 """Tools over HTTP: calls are found in what the model says, or enforced."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from tests.server.harness import (
     END,
     Engine,
     chat,
+    engine_fixture,
     events,
     ids_of,
     serving,
-    start_engine,
     token_id,
-    told,
 )
 from tests.templates import HYBRID_TEMPLATE
 
@@ -52,18 +50,8 @@ def xml(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>"
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    """With room for tools in its prompts, none of which a pause between two requests forgets."""
-    started = start_engine(max_model_len=900, prefix_keep_s=1000.0)
-    yield started
-    started.stop()
-
-
-@pytest.fixture
-async def http(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
-    async with told(engine, tokenizer) as client:
-        yield client
+# With room for tools in its prompts, none of which a pause between two requests forgets.
+engine = engine_fixture(max_model_len=900, prefix_keep_s=1000.0)
 
 
 async def answer(http: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Texts in, vectors out; and what becomes of everything else."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
@@ -19,11 +19,11 @@ from tests.server.harness import (
     Engine,
     Json,
     chat,
+    engine_fixture,
     eventually,
     http_client,
     prompt,
     serving,
-    start_engine,
     token_id,
 )
 
@@ -38,18 +38,14 @@ def embedding_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer(write_embedding_model(tmp_path_factory.mktemp("texts"), spec))
 
 
-@pytest.fixture(scope="module")
-def shared_pools() -> Iterator[Engine]:
-    started = start_engine(
-        pools=True,
-        max_num_seqs=2,
-        max_queue=2,
-        max_model_len=MAX_MODEL_LEN,
-        prefix_keep_s=1000.0,
-        non_finite=BAD,
-    )
-    yield started
-    started.stop()
+shared_pools = engine_fixture(
+    pools=True,
+    max_num_seqs=2,
+    max_queue=2,
+    max_model_len=MAX_MODEL_LEN,
+    prefix_keep_s=1000.0,
+    non_finite=BAD,
+)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import Any
 import httpx2
 import pytest
 
-from server.config import Config, LimitsSection
 from server.text.grammar.constraints import GrammarConstraint
 from server.text.grammar.worker import GrammarLimits
 from server.text.tokenizer import Tokenizer
@@ -148,8 +147,7 @@ async def test_a_call_may_spell_an_added_token(http: httpx2.AsyncClient, name: s
 async def test_a_form_that_cannot_be_followed_is_a_400_while_others_start_at_once(
     engine: Engine, tokenizer: Tokenizer, fields: dict[str, Any], says: str | None
 ) -> None:
-    config = Config(limits=LimitsSection(max_grammar_compile_s=0.3))
-    async with told(engine, tokenizer, config) as http:
+    async with told(engine, tokenizer, max_grammar_compile_s=0.3) as http:
         plain = chat(**JSON_OBJECT, max_tokens=3)
         assert (await http.post(CHAT, json=plain)).status_code == 200
         hostile = asyncio.create_task(http.post(CHAT, json=chat(**fields, max_tokens=3)))

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from engine.types import Request
-from server.config import Config, LimitsSection, ServerSection
+from server.config import Config, ServerSection
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
@@ -20,11 +20,11 @@ from tests.server.harness import (
     Connection,
     Engine,
     chat,
+    engine_fixture,
     eventually,
     ids_of,
     own_engine,
     serving,
-    start_engine,
     token_id,
     told,
 )
@@ -38,7 +38,6 @@ BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cch={};"
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 MAX_LEN = 1000
-CONFIG = Config(limits=LimitsSection.model_validate({"max_body_bytes": 20_000}))
 
 
 def message(content: Any = "Hello", **fields: Any) -> dict[str, Any]:
@@ -51,17 +50,13 @@ def text(said: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": said, **more}
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    """With room for tools in its prompts."""
-    started = start_engine(max_model_len=MAX_LEN)
-    yield started
-    started.stop()
+# With room for tools in its prompts.
+engine = engine_fixture(max_model_len=MAX_LEN)
 
 
 @pytest.fixture
 async def http(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
-    async with told(engine, tokenizer, CONFIG) as client:
+    async with told(engine, tokenizer, max_body_bytes=20_000) as client:
         yield client
 
 

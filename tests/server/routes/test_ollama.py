@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from engine.types import Request
-from server.config import Config, ImagesSection, LimitsSection, ServerSection
+from server.config import Config, ImagesSection, ServerSection
 from server.protocol.ollama.answer import API_VERSION
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
@@ -20,11 +20,11 @@ from tests.server.harness import (
     Connection,
     Engine,
     Json,
+    engine_fixture,
     eventually,
     ids_of,
     own_engine,
     serving,
-    start_engine,
     token_id,
     told,
 )
@@ -38,7 +38,6 @@ LOOK = {
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "Grüße", "n": 1.5}}\n</tool_call>'
 MAX_LEN = 1000
 MAX_MESSAGES = 20
-CONFIG = Config(limits=LimitsSection(max_messages=MAX_MESSAGES))
 COUNTS = ("prompt_eval_count", "eval_count")
 DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
 
@@ -55,17 +54,13 @@ def text(prompt: str = "Hello", **fields: Any) -> Json:
     return {"prompt": prompt, **chat(**fields), "messages": None}
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    """With room for tools in its prompts."""
-    started = start_engine(max_model_len=MAX_LEN)
-    yield started
-    started.stop()
+# With room for tools in its prompts.
+engine = engine_fixture(max_model_len=MAX_LEN)
 
 
 @pytest.fixture
 async def http(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
-    async with told(engine, tokenizer, CONFIG) as client:
+    async with told(engine, tokenizer, max_messages=MAX_MESSAGES) as client:
         yield client
 
 

@@ -1,6 +1,6 @@
 """Vectors in Ollama's API."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import httpx2
 import numpy as np
@@ -15,22 +15,18 @@ from tests.server.harness import (
     Connection,
     Engine,
     Json,
+    engine_fixture,
     eventually,
     http_client,
     own_engine,
     serving,
-    start_engine,
 )
 
 EMBED, EMBEDDINGS, V1 = "/api/embed", "/api/embeddings", "/v1/embeddings"
 MAX_MODEL_LEN = 100
 
 
-@pytest.fixture(scope="module")
-def pools() -> Iterator[Engine]:
-    started = start_engine(pools=True, max_num_seqs=2, max_model_len=MAX_MODEL_LEN)
-    yield started
-    started.stop()
+pools = engine_fixture(pools=True, max_num_seqs=2, max_model_len=MAX_MODEL_LEN)
 
 
 @pytest.fixture(scope="module")

@@ -1,28 +1,16 @@
 """Thoughts that clients leave out, at the doors of the APIs: their answers' turns get them back."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from server.config import Config, LimitsSection
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import TEMPLATE, write_tokenizer
-from tests.server.harness import (
-    CHAT,
-    END,
-    Engine,
-    chat,
-    events,
-    ids_of,
-    start_engine,
-    told,
-)
+from tests.server.harness import CHAT, END, Engine, chat, engine_fixture, events, ids_of, told
 
 CALL = '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'
 WAIT = {"type": "function", "function": {"name": "wait"}}
@@ -30,25 +18,7 @@ THOUGHTS = ("reasoning", "reasoning_content")
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    started = start_engine(max_model_len=900, prefix_keep_s=1000.0)
-    yield started
-    started.stop()
-
-
-@asynccontextmanager
-async def served(
-    engine: Engine, tokenizer: Tokenizer, **limits: Any
-) -> AsyncIterator[httpx2.AsyncClient]:
-    async with told(engine, tokenizer, Config(limits=LimitsSection(**limits))) as client:
-        yield client
-
-
-@pytest.fixture
-async def http(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
-    async with served(engine, tokenizer) as client:
-        yield client
+engine = engine_fixture(max_model_len=900, prefix_keep_s=1000.0)
 
 
 @pytest.fixture
@@ -140,7 +110,7 @@ async def test_a_streamed_answer_is_remembered_like_a_whole_one(
 async def test_each_of_several_answers_has_its_own_thoughts(engine: Engine, tmp_path: Path) -> None:
     """They think as long as they may, each in its own words."""
     write_tokenizer(tmp_path, VOCAB, template=TEMPLATE + "<think>\n")
-    async with served(engine, Tokenizer(tmp_path)) as http:
+    async with told(engine, Tokenizer(tmp_path)) as http:
         body = chat(n=2, temperature=1.5, seed=3, max_tokens=40)
         form = {"guided_regex": "[a-z]{8}", "thinking_token_budget": 5}
         choices = (await post(http, CHAT, body | form))["choices"]
@@ -208,7 +178,7 @@ async def test_a_call_without_an_id_gets_no_thoughts(says: Any, http: httpx2.Asy
 async def test_no_more_is_remembered_than_the_setting_says(
     engine: Engine, tokenizer: Tokenizer, says: Any, max_bytes: int, remembered: int
 ) -> None:
-    async with served(engine, tokenizer, max_thought_bytes=max_bytes) as http:
+    async with told(engine, tokenizer, max_thought_bytes=max_bytes) as http:
         turns = []
         for question in "abc":
             says("Yes.", question * 168)
@@ -226,7 +196,7 @@ async def test_a_template_that_keeps_no_thoughts_has_the_prompts_that_it_had(
     plain = TEMPLATE.replace("message.reasoning_content", "false and message.reasoning_content")
     write_tokenizer(tmp_path, VOCAB, template=plain)
     tokenizer = Tokenizer(tmp_path)
-    async with served(engine, tokenizer) as http:
+    async with told(engine, tokenizer) as http:
         engine.script[:] = ids_of(tokenizer, f"<think>\nHm.\n</think>\n\n{CALL}{END}")
         _, without = await answered(http, chat(tools=[WAIT]), "one")
         ids = await prompt_ids(http, without, "one")

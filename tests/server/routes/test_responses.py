@@ -1,15 +1,13 @@
 """Responses over HTTP: what is answered, streamed, stored and continued."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
 
 from engine.types import Submission
-from server.config import Config, LimitsSection
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
@@ -17,6 +15,7 @@ from tests.server.harness import (
     MODEL,
     Connection,
     Engine,
+    engine_fixture,
     eventually,
     ids_of,
     recalled_text,
@@ -41,12 +40,8 @@ TURN = f"<think>\nHm.\n</think>\n\nSure.\n{CALL}"
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    """With room for tools in its prompts."""
-    started = start_engine(max_model_len=900, prefix_keep_s=1000.0)
-    yield started
-    started.stop()
+# With room for tools in its prompts.
+engine = engine_fixture(max_model_len=900, prefix_keep_s=1000.0)
 
 
 @pytest.fixture
@@ -55,21 +50,6 @@ def failing(tokenizer: Tokenizer) -> Iterator[Engine]:
     started = start_engine(failing=ids_of(tokenizer, "Z")[0])
     yield started
     started.stop()
-
-
-@pytest.fixture
-async def http(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[httpx2.AsyncClient]:
-    async with served(engine, tokenizer) as client:
-        yield client
-
-
-@asynccontextmanager
-async def served(
-    engine: Engine, tokenizer: Tokenizer, **limits: Any
-) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of an application with a store of its own."""
-    async with told(engine, tokenizer, Config(limits=LimitsSection(**limits))) as client:
-        yield client
 
 
 @pytest.fixture
@@ -264,7 +244,7 @@ async def test_a_stream_says_the_same_piece_by_piece_and_has_no_other_end(
 async def test_a_fault_of_the_engine_is_a_failed_response(
     tokenizer: Tokenizer, failing: Engine, as_stream: bool
 ) -> None:
-    async with served(failing, tokenizer) as http:
+    async with told(failing, tokenizer) as http:
         if not as_stream:
             whole = await http.post(RESPONSES, json=body("Z"))
             assert whole.status_code == 500
@@ -407,7 +387,7 @@ async def test_what_is_not_stored_cannot_be_continued(http: httpx2.AsyncClient) 
 
 
 async def test_only_so_many_responses_are_stored(engine: Engine, tokenizer: Tokenizer) -> None:
-    async with served(engine, tokenizer, max_stored_response_bytes=100) as http:
+    async with told(engine, tokenizer, max_stored_response_bytes=100) as http:
         found = await http.post(RESPONSES, json=body(max_output_tokens=1))
         assert (await http.get(f"{RESPONSES}/{found.json()['id']}")).status_code == 404
 
