@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,20 +24,11 @@ from tests.server.harness import (
     running,
     start_engine,
 )
+from tests.simulation.runner import Clock
 
 MAX_S = 100.0
 SETTINGS = {"limits": {"max_request_s": MAX_S}, "server": {"sse_ping_s": 0.01}}
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
-
-
-@dataclass
-class Clock:
-    """Stands still until it is moved."""
-
-    now_s: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @asynccontextmanager
@@ -45,7 +36,7 @@ async def timed(
     tokenizer: Tokenizer, **changes: Any
 ) -> AsyncIterator[tuple[FastAPI, Engine, Clock]]:
     """An engine that takes a step only when it is told to."""
-    engine, clock = start_engine(**changes), Clock()
+    engine, clock = start_engine(**changes), Clock(1000.0)
     engine.gate.closed = True
     service = make_service(engine.client, tokenizer, Config.model_validate(SETTINGS))
     async with running(replace(service, clock=clock)) as app:
@@ -93,9 +84,9 @@ async def test_threat_14_an_answer_ends_honestly_when_its_time_is_over(
         await eventually(lambda: engine.client.in_flight == 1)
         for _ in range(steps):
             await engine.step()
-        clock.now_s += MAX_S - 1
+        clock.now += MAX_S - 1
         assert not connection.done
-        clock.now_s += 1
+        clock.now += 1
         await connection.end()
         assert connection.status == 200
         assert ending_of(path, connection.body, stream) == expected
@@ -110,7 +101,7 @@ async def test_threat_14_waiting_for_a_place_counts(tokenizer: Tokenizer) -> Non
         await eventually(lambda: engine.client.in_flight == 1)
         second = Connection(app, CHAT, chat(stream=True, stream_options={"include_usage": True}))
         await eventually(lambda: engine.client.in_flight == 2)
-        clock.now_s += MAX_S
+        clock.now += MAX_S
         await second.end()
         await first.end()
         assert b'"finish_reason":"length"' in second.body
@@ -133,7 +124,7 @@ async def test_all_answers_of_a_request_end_together(tokenizer: Tokenizer) -> No
         await eventually(lambda: engine.client.in_flight == 3)
         for _ in range(4):
             await engine.step()
-        clock.now_s += MAX_S
+        clock.now += MAX_S
         await connection.end()
         choices = json.loads(connection.body)["choices"]
         assert [choice["finish_reason"] for choice in choices] == ["length"] * 3
@@ -145,7 +136,7 @@ async def test_a_prompt_that_was_not_read_in_time_has_no_probabilities(
     async with timed(tokenizer) as (app, engine, clock):
         connection = Connection(app, COMPLETIONS, prompt("x" * 300, echo=True, logprobs=1))
         await eventually(lambda: engine.client.in_flight == 1)
-        clock.now_s += MAX_S
+        clock.now += MAX_S
         await connection.end()
         assert connection.status == 500
         assert b"the time of the request was over" in connection.body
@@ -156,7 +147,7 @@ async def test_vectors_that_are_not_made_in_time_are_refused(tokenizer: Tokenize
         assert engine.client.limits.embedding_size == VOCAB
         connection = Connection(app, "/v1/embeddings", {"input": ["a", "b"]})
         await eventually(lambda: engine.client.in_flight == 2)
-        clock.now_s += MAX_S
+        clock.now += MAX_S
         await connection.end()
         assert connection.status == 503
         assert json.loads(connection.body)["error"]["code"] == "request_time_over"

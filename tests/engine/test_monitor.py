@@ -21,6 +21,7 @@ from engine.types import EngineDeadError, FinishReason, Request, SamplingParams
 from tests.engines import recall_loop
 from tests.recall import RecallModel
 from tests.server.harness import Gate, ScriptedModel, eventually, start_engine
+from tests.simulation.runner import Clock
 
 WAIT_S = 10.0
 PARAMS = SamplingParams(300, temperature=0.0)
@@ -28,16 +29,6 @@ PARAMS = SamplingParams(300, temperature=0.0)
 
 def exit_code() -> int:
     return 7
-
-
-class Clock:
-    """Moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -32,18 +32,9 @@ from tests.engines import (
 )
 from tests.kvcache.managers import epochs_of
 from tests.recall import RecallModel, recall_many
+from tests.simulation.runner import Clock
 
 FAULTY = frozenset({900})
-
-
-class Clock:
-    """A clock that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def faulty_loop(answers: Answers) -> EngineLoop:
@@ -100,7 +91,7 @@ def test_fault_08_a_step_that_fails_after_its_appends_writes_nothing_later(
 
 
 def test_fault_08_a_second_failure_within_a_minute_ends_the_engine() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     loop = faulty_loop(Answers.empty())
     use_clock(loop, clock)
     loop.mailbox.put(greedy(1, [900], 5))
@@ -112,7 +103,7 @@ def test_fault_08_a_second_failure_within_a_minute_ends_the_engine() -> None:
 
 
 def test_a_failure_now_and_then_does_not_end_the_engine() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     answers = Answers.empty()
     loop = faulty_loop(answers)
     use_clock(loop, clock)
@@ -169,7 +160,7 @@ def test_the_first_request_of_our_own_is_not_counted() -> None:
 
 
 def test_idleness_gives_memory_back_but_for_one_heap() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     loop = recall_loop(Answers.empty(), free_slack_bytes=64 * BLOCK_BYTES, idle_release_s=2.0)
     use_clock(loop, clock)
     freed: list[bool] = []
@@ -194,7 +185,7 @@ def test_idleness_gives_memory_back_but_for_one_heap() -> None:
 def test_an_engine_whose_requests_wait_for_memory_is_not_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     loop = recall_loop(Answers.empty(), idle_release_s=0.0, prefix_keep_s=0.0)
     use_clock(loop, clock)
     loop.mailbox.put(greedy(1, list(range(100)), 1))
@@ -218,7 +209,7 @@ def test_an_engine_whose_requests_wait_for_memory_is_not_idle(
 
 
 def test_prefixes_are_kept_longer_than_free_memory() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     loop = recall_loop(Answers.empty(), idle_release_s=2.0, prefix_keep_s=60.0)
     use_clock(loop, clock)
     loop.mailbox.put(greedy(1, list(range(150)), 3))
@@ -272,7 +263,7 @@ def test_a_request_with_penalties_survives_preemption() -> None:
 
 
 def test_the_time_in_the_queue_ends_with_the_step_that_computes_the_first_token() -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     loop = recall_loop(Answers.empty(), max_num_seqs=1)
     use_clock(loop, clock)
     for number, age in ((1, 3.0), (2, 5.0)):
@@ -317,7 +308,7 @@ def test_what_mlx_holds_is_asked_for_by_the_thread_that_owns_it() -> None:
 
 
 def test_a_step_is_at_work_from_its_beginning_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     loop = recall_loop(Answers.empty())
     use_clock(loop, clock)
     assert loop.busy_since is None
@@ -340,7 +331,7 @@ def test_fault_10_a_step_that_hangs_is_counted_with_all_whom_it_began(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop = recall_loop(Answers.empty())
-    use_clock(loop, Clock())  # stands still: the next figures are never due
+    use_clock(loop, Clock(1000.0))  # stands still: the next figures are never due
     begin, seen = loop._runner.begin, []
 
     def watched(plan: StepPlan, *, overlapped: bool) -> InFlightStep:
@@ -359,7 +350,7 @@ def test_fault_10_a_step_that_hangs_is_counted_with_all_whom_it_began(
 def test_fault_10_who_waits_for_memory_that_never_comes_back_counts_as_a_step_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     loop = recall_loop(Answers.empty())
     use_clock(loop, clock)
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
@@ -427,7 +418,7 @@ def test_fault_25_without_memory_prefixes_and_slack_go_back_and_nobody_new_comes
 def test_fault_25_prefixes_of_those_who_end_meanwhile_are_not_kept_either(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     loop = recall_loop(Answers.empty(), prefix_keep_s=1000.0)
     use_clock(loop, clock)
     loop.mailbox.put(SetMemoryPressure(2))

@@ -26,6 +26,7 @@ from tests.server.harness import (
     running,
     start_engine,
 )
+from tests.simulation.runner import Clock
 
 FOR_EVER_S = 1000.0
 STREAMS = {
@@ -38,16 +39,6 @@ STREAMS = {
     },
     "/v1/responses": {"input": "Hi", "max_output_tokens": 300, "stream": True},
 }
-
-
-class Clock:
-    """Moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 own_engine = engine_fixture("function", closed=True)

@@ -1,19 +1,11 @@
-from types import SimpleNamespace
-
 import pytest
 
 from server.metrics.answer_times import Latencies, RequestTimes, token_bounds
-
-
-class Clock(SimpleNamespace):
-    now = 100.0
-
-    def __call__(self) -> float:
-        return float(self.now)
+from tests.simulation.runner import Clock
 
 
 def request(latencies: Latencies) -> tuple[RequestTimes, Clock]:
-    clock = Clock()
+    clock = Clock(100.0)
     return RequestTimes(latencies, clock), clock
 
 

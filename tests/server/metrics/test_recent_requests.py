@@ -3,18 +3,12 @@
 import pytest
 
 from server.metrics.answer_times import KEPT_REQUESTS, Latencies, RecentRequests, RequestTimes
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.simulation.runner import Clock
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from engine.types import (
 from server.ray.membership import Membership, ReplicasCollector, counters_of, merge_stats
 from server.ray.replica_calls import ReplicaReport
 from server.routes.service import ReplicaFigures
+from tests.simulation.runner import Clock
 
 POOL = KVStats(
     **{name: 2 for name in KVStats.__dataclass_fields__ if name != "slots"},
@@ -101,14 +102,6 @@ def test_each_replica_is_as_it_said_last_and_whether_it_answers() -> None:
 
 
 REPORT = ReplicaReport("a", "here", EngineLimits(100, 4, 10), EngineStats(), 8, 0.0, 0)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_counters_outlive_their_replica_and_figures_of_the_moment_do_not() -> None:

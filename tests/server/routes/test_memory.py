@@ -31,6 +31,7 @@ from tests.server.harness import (
     serving,
 )
 from tests.server.metrics.scraping import scrape
+from tests.simulation.runner import Clock
 
 KEY, OTHER = "sk-0123456789abcdef", "sk-fedcba9876543210"
 STATES = {"f": "free", "d": "free", "c": "cached", "q": "quarantined", "r": "quarantined"}
@@ -255,15 +256,8 @@ class AskedClient:
         self.questions[-1].set_result(MemoryMap(EngineStats(steps=steps), kv, (), ()))
 
 
-class Clock:
-    now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def caching(wait_s: float = 60.0) -> tuple[AskedClient, Clock, MemoryMapCache]:
-    client, clock = AskedClient(), Clock()
+    client, clock = AskedClient(), Clock(50.0)
     cache = MemoryMapCache(cast(EngineClient, client), wait_s=wait_s, clock=clock)
     return client, clock, cache
 

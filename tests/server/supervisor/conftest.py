@@ -22,17 +22,10 @@ from server.supervisor.front import Front
 from server.supervisor.models import Abilities, ManagedModel, MemoryNeeds, ModelSupervisor
 from server.supervisor.process import LoadError, ModelProcess, Start
 from tests.server.harness import DEADLINE_S, eventually
+from tests.simulation.runner import Clock
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
 NEEDS = MemoryNeeds(fixed_bytes=100, least_kv_bytes=20, most_kv_bytes=50, max_model_len=64)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -47,7 +40,7 @@ class Several:
     names: list[str] = field(default_factory=lambda: ["a", "b", "c"])
     created: dict[str, int] = field(default_factory=dict)
     stop_s: float = DEADLINE_S
-    clock: Callable[[], float] = field(default_factory=Clock)
+    clock: Callable[[], float] = field(default_factory=lambda: Clock(1000.0))
     command: tuple[str, ...] = (sys.executable, str(STAND_IN))
 
     def __post_init__(self) -> None:
