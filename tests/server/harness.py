@@ -320,6 +320,16 @@ def prompt(text: Any = "Once upon", **fields: Any) -> Json:
     return {"prompt": text, "temperature": 0} | fields
 
 
+async def posted(
+    http: httpx2.AsyncClient, path: str, body: Json, *, status: int = 200, **how: Any
+) -> Json:
+    """The answer to a request, which must have this status."""
+    response = await http.post(path, json=body, **how)
+    assert response.status_code == status, response.text
+    answer: Json = response.json()
+    return answer
+
+
 class Connection:
     """One request over bare ASGI: answers are seen as they are sent, and its client may leave or
     stop reading at any time."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import httpx2
 
 from tests.clients.traces.conversation import SYSTEM, TOOLS
+from tests.server.harness import posted
 
 Json = dict[str, Any]
 MAX_TOKENS = 2000
@@ -60,7 +61,7 @@ class ChatAgent:
             "max_tokens": MAX_TOKENS,
             "cache_report": True,
         }
-        found = await post(http, "/v1/chat/completions", body)
+        found = await posted(http, "/v1/chat/completions", body)
         self.messages.append(found["choices"][0]["message"])
         details = found["usage"]["prompt_tokens_details"]
         self.miss = details["cache_miss"]
@@ -110,7 +111,7 @@ class MessagesAgent:
             ],
             "thinking": {"type": "adaptive"},
         }
-        found = await post(http, "/v1/messages?beta=true", body)
+        found = await posted(http, "/v1/messages?beta=true", body)
         self.messages.append({"role": "assistant", "content": found["content"]})
         return int(found["usage"]["cache_read_input_tokens"])
 
@@ -145,7 +146,7 @@ class ResponsesAgent:
         }
         if self._last_id is not None:
             body["previous_response_id"] = self._last_id
-        found = await post(http, "/v1/responses", body)
+        found = await posted(http, "/v1/responses", body)
         for item in found["output"]:
             self._call_id = item.get("call_id", self._call_id)
         if self._stored:
@@ -206,14 +207,6 @@ def as_parts_with_rolling_markers(messages: list[Json]) -> list[Json]:
 
 
 # --- requests --------------------------------------------------------------------------------
-
-
-async def post(http: httpx2.AsyncClient, path: str, body: Json) -> Json:
-    """The answer, which must be one."""
-    response = await http.post(path, json=body)
-    assert response.status_code == 200, response.text
-    found: Json = response.json()
-    return found
 
 
 async def model(http: httpx2.AsyncClient) -> str:

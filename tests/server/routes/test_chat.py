@@ -27,6 +27,7 @@ from tests.server.harness import (
     finish_of,
     ids_of,
     own_engine,
+    posted,
     prompt,
     recalled_text,
     serving,
@@ -38,10 +39,7 @@ CONTEXT = 400  # tokens; see tests.engines
 
 
 async def answer(http: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
-    response = await http.post(CHAT, json=chat(**fields))
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    return await posted(http, CHAT, chat(**fields))
 
 
 async def stream(http: httpx2.AsyncClient, **fields: Any) -> list[dict[str, Any]]:

@@ -8,22 +8,13 @@ import pytest
 from engine.client import EngineClient
 from engine.types import Submission
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import (
-    CHAT,
-    Engine,
-    chat,
-    ids_of,
-    token_id,
-)
+from tests.server.harness import CHAT, Engine, chat, ids_of, posted, token_id
 
 END = "<|im_end|>"
 
 
 async def answer(http: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
-    response = await http.post(CHAT, json=chat(**fields))
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    return await posted(http, CHAT, chat(**fields))
 
 
 def text_of(found: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from tests.server.harness import (
     events,
     finish_of,
     ids_of,
+    posted,
     prompt,
     recalled_text,
     serving,
@@ -27,10 +28,7 @@ CONTEXT = 400  # tokens; see tests.engines
 
 
 async def answer(http: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
-    response = await http.post(COMPLETIONS, json=prompt(**fields))
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    return await posted(http, COMPLETIONS, prompt(**fields))
 
 
 async def stream(http: httpx2.AsyncClient, **fields: Any) -> list[dict[str, Any]]:

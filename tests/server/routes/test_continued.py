@@ -8,7 +8,7 @@ import pytest
 
 from engine.types import Request
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import CHAT, COMPLETIONS, Engine, events, ids_of
+from tests.server.harness import CHAT, COMPLETIONS, Engine, events, ids_of, posted
 
 MESSAGES, RESPONSES, TOKENIZE = "/v1/messages", "/v1/responses", "/tokenize"
 END = "<|im_end|>"
@@ -39,18 +39,9 @@ def body(path: str, turns: list[dict[str, Any]], **fields: Any) -> dict[str, Any
     return asked if path == MESSAGES else CONTINUED | asked
 
 
-async def post(http: httpx2.AsyncClient, path: str, asked: dict[str, Any]) -> dict[str, Any]:
-    response = await http.post(path, json=asked)
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
-
-
 async def refused(http: httpx2.AsyncClient, path: str, asked: dict[str, Any]) -> tuple[str, str]:
     """The parameter and the message of the 400."""
-    response = await http.post(path, json=asked)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
+    error = (await posted(http, path, asked, status=400))["error"]
     return error.get("param"), error["message"]
 
 
@@ -88,16 +79,16 @@ async def test_an_answer_is_continued_with_the_same_tokens_everywhere_as_its_pro
 ) -> None:
     drawn = {} if seed is None else {"seed": seed, "temperature": 1.0}
     turns = begun(text)
-    ids = (await post(http, TOKENIZE, {"messages": turns} | CONTINUED))["tokens"]
+    ids = (await posted(http, TOKENIZE, {"messages": turns} | CONTINUED))["tokens"]
     by_ids = {"prompt": ids, "max_tokens": 8, "temperature": 0} | drawn
-    plain = await post(http, COMPLETIONS, by_ids)
+    plain = await posted(http, COMPLETIONS, by_ids)
     expected = plain["choices"][0]["text"]
     assert expected
     streamed = (await http.post(COMPLETIONS, json=by_ids | {"stream": True})).text
     assert said_in_stream(COMPLETIONS, streamed) == expected
     for path in (CHAT, RESPONSES, MESSAGES):
         asked = body(path, turns, **drawn)
-        assert said(path, await post(http, path, asked)) == ("", expected)
+        assert said(path, await posted(http, path, asked)) == ("", expected)
         streamed = (await http.post(path, json=asked | {"stream": True})).text
         assert said_in_stream(path, streamed) == expected
     assert {request.prompt_ids for request in submitted} == {tuple(ids)}
@@ -108,15 +99,15 @@ async def test_what_is_begun_counts_as_prompt_wherever_it_is_counted(
     http: httpx2.AsyncClient,
 ) -> None:
     turns = begun("Once upon a")
-    count = (await post(http, TOKENIZE, {"messages": turns} | CONTINUED))["count"]
-    usage = (await post(http, CHAT, body(CHAT, turns)))["usage"]
+    count = (await posted(http, TOKENIZE, {"messages": turns} | CONTINUED))["count"]
+    usage = (await posted(http, CHAT, body(CHAT, turns)))["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (count, 8)
     asked = {"input": turns} | CONTINUED
-    assert (await post(http, f"{RESPONSES}/input_tokens", asked))["input_tokens"] == count
-    assert (await post(http, RESPONSES, asked))["usage"]["input_tokens"] == count
+    assert (await posted(http, f"{RESPONSES}/input_tokens", asked))["input_tokens"] == count
+    assert (await posted(http, RESPONSES, asked))["usage"]["input_tokens"] == count
     asked = {"messages": turns}
-    assert (await post(http, f"{MESSAGES}/count_tokens", asked))["input_tokens"] == count
-    found = (await post(http, MESSAGES, asked | {"max_tokens": 1, "cache_salt": "new"}))["usage"]
+    assert (await posted(http, f"{MESSAGES}/count_tokens", asked))["input_tokens"] == count
+    found = (await posted(http, MESSAGES, asked | {"max_tokens": 1, "cache_salt": "new"}))["usage"]
     assert count == sum(value for name, value in found.items() if name.endswith("input_tokens"))
 
 
@@ -124,22 +115,22 @@ async def test_what_is_begun_counts_as_prompt_wherever_it_is_counted(
 async def test_the_message_itself_may_say_that_it_is_continued(
     http: httpx2.AsyncClient, submitted: list[Request], path: str
 ) -> None:
-    await post(http, path, body(path, begun()))
+    await posted(http, path, body(path, begun()))
     for marked, fields in (
         (begun(prefix=True), {"continue_final_message": None}),
         (begun(prefix=True), {"continue_final_message": None, "add_generation_prompt": False}),
         (begun(prefix=False), {"add_generation_prompt": False}),
     ):
-        await post(http, path, body(path, marked, **fields))
+        await posted(http, path, body(path, marked, **fields))
     assert len({request.prompt_ids for request in submitted}) == 1
-    await post(http, path, body(path, begun(prefix=False), continue_final_message=False))
+    await posted(http, path, body(path, begun(prefix=False), continue_final_message=False))
     assert len({request.prompt_ids for request in submitted}) == 2
 
 
 async def test_an_unmarked_turn_of_the_assistant_is_followed_by_another(
     http: httpx2.AsyncClient, tokenizer: Tokenizer
 ) -> None:
-    found = await post(http, TOKENIZE, {"messages": begun()})
+    found = await posted(http, TOKENIZE, {"messages": begun()})
     text = (
         f"<|im_start|>user\nHello{END}\n<|im_start|>assistant\nOnce{END}\n<|im_start|>assistant\n"
     )
@@ -150,7 +141,7 @@ async def test_stop_strings_are_looked_for_in_what_is_new(
     http: httpx2.AsyncClient, engine: Engine, tokenizer: Tokenizer
 ) -> None:
     engine.script[:] = ids_of(tokenizer, "b, then ab")
-    found = await post(http, CHAT, body(CHAT, begun("a"), stop=["ab"], max_tokens=100))
+    found = await posted(http, CHAT, body(CHAT, begun("a"), stop=["ab"], max_tokens=100))
     assert said(CHAT, found) == ("", "b, then ")
 
 
@@ -158,14 +149,14 @@ async def test_a_stored_answer_is_one_turn_with_what_it_goes_on_with(
     http: httpx2.AsyncClient, engine: Engine, tokenizer: Tokenizer, submitted: list[Request]
 ) -> None:
     engine.script[:] = ids_of(tokenizer, f" upon{END}")
-    first = await post(http, RESPONSES, body(RESPONSES, begun("Once")))
+    first = await posted(http, RESPONSES, body(RESPONSES, begun("Once")))
     engine.script[:] = ids_of(tokenizer, f" a time{END}")
     # The stored answer itself is gone on with.
     link = {"previous_response_id": first["id"]}
-    second = await post(http, RESPONSES, body(RESPONSES, []) | link)
+    second = await posted(http, RESPONSES, body(RESPONSES, []) | link)
     link = {"previous_response_id": second["id"], "continue_final_message": None}
     question = [{"role": "user", "content": "And?"}]
-    third = await post(http, RESPONSES, body(RESPONSES, question) | link)
+    third = await posted(http, RESPONSES, body(RESPONSES, question) | link)
     assert third["status"] == "completed"
     texts = [
         tokenizer.fast.decode(list(r.prompt_ids), skip_special_tokens=False) for r in submitted
@@ -205,7 +196,7 @@ async def test_the_prompt_ends_as_the_model_would_have_written_it(
     opening: str,
 ) -> None:
     turns = [*ASKED, {"role": "assistant"} | message]
-    found = await post(http, TOKENIZE, {"messages": turns} | CONTINUED | fields)
+    found = await posted(http, TOKENIZE, {"messages": turns} | CONTINUED | fields)
     assert found["tokens"] == ids_of(tokenizer, PROMPT + opening)
 
 
@@ -221,7 +212,7 @@ async def test_thoughts_that_are_begun_are_gone_on_with(
     }
     turns = ways[path]
     length = {"max_output_tokens" if path == RESPONSES else "max_tokens": 100}
-    assert said(path, await post(http, path, body(path, turns, **length))) == (" so", "Done")
+    assert said(path, await posted(http, path, body(path, turns, **length))) == (" so", "Done")
 
 
 async def test_a_budget_counts_the_thoughts_that_are_new(
@@ -229,7 +220,7 @@ async def test_a_budget_counts_the_thoughts_that_are_new(
 ) -> None:
     engine.script[:] = ids_of(tokenizer, "abcdef")
     turns = begun("", reasoning_content="Hm, hm, hm")
-    found = await post(http, CHAT, body(CHAT, turns, max_tokens=5, thinking_token_budget=2))
+    found = await posted(http, CHAT, body(CHAT, turns, max_tokens=5, thinking_token_budget=2))
     assert said(CHAT, found)[0] == "ab"
 
 
@@ -238,7 +229,7 @@ async def test_text_after_thoughts_is_text(
 ) -> None:
     engine.script[:] = ids_of(tokenizer, f" <think> </think>{END}")
     turns = begun("A tag is", reasoning_content="Hm.")
-    found = await post(http, CHAT, body(CHAT, turns, max_tokens=100))
+    found = await posted(http, CHAT, body(CHAT, turns, max_tokens=100))
     assert said(CHAT, found) == ("", " <think> </think>")
 
 
@@ -260,14 +251,14 @@ async def test_an_answer_of_a_form_is_continued_within_it(
     start = '{"a": '
     asked = body(path, begun(start), **SCHEMA_FORM, **fields) | {"n": 1}
     asked |= {"max_output_tokens" if path == RESPONSES else "max_tokens": 40}
-    _, text = said(path, await post(http, path, asked))
+    _, text = said(path, await posted(http, path, asked))
     assert not text.startswith("{")
     assert isinstance(json.loads(start + text)["a"], int)
 
 
 async def test_all_choices_go_on_with_a_form(http: httpx2.AsyncClient) -> None:
     asked = body(CHAT, begun('{"a": 5'), **SCHEMA_FORM, n=3, max_tokens=40)
-    found = await post(http, CHAT, asked | {"temperature": 1.0})
+    found = await posted(http, CHAT, asked | {"temperature": 1.0})
     for choice in found["choices"]:
         assert str(json.loads('{"a": 5' + choice["message"]["content"])["a"]).startswith("5")
 
@@ -277,7 +268,7 @@ async def test_a_form_holds_after_thoughts_that_are_begun(
 ) -> None:
     engine.script[:] = ids_of(tokenizer, "so</think>")
     turns = begun("", reasoning_content="Hm, ")
-    found = await post(http, CHAT, body(CHAT, turns, **SCHEMA_FORM, max_tokens=60))
+    found = await posted(http, CHAT, body(CHAT, turns, **SCHEMA_FORM, max_tokens=60))
     thoughts, text = said(CHAT, found)
     assert thoughts == "so"
     assert list(json.loads(text)) == ["a"]
@@ -298,7 +289,7 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {"a": "'
 async def test_a_call_cannot_be_begun_in_text(http: httpx2.AsyncClient, text: str) -> None:
     param, message = await refused(http, CHAT, body(CHAT, begun(text), tools=TOOLS))
     assert (param, "A call cannot be begun" in message) == ("messages", True)
-    await post(http, CHAT, body(CHAT, begun(text)))
+    await posted(http, CHAT, body(CHAT, begun(text)))
 
 
 @pytest.mark.parametrize(
@@ -309,7 +300,7 @@ async def test_text_that_is_no_open_call_may_be_begun(http: httpx2.AsyncClient, 
     if text.endswith("<tool_call>"):
         await refused(http, CHAT, asked)
     else:
-        await post(http, CHAT, asked)
+        await posted(http, CHAT, asked)
 
 
 async def test_a_call_follows_the_text_that_is_begun(
@@ -318,7 +309,7 @@ async def test_a_call_follows_the_text_that_is_begun(
     call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
     engine.script[:] = ids_of(tokenizer, f" see.\n{call}{END}")
     asked = body(CHAT, begun("Let me"), tools=TOOLS, max_tokens=100)
-    (choice,) = (await post(http, CHAT, asked))["choices"]
+    (choice,) = (await posted(http, CHAT, asked))["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (" see.", "tool_calls")
     assert len(choice["message"]["tool_calls"]) == 1
 

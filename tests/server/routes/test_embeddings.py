@@ -22,6 +22,7 @@ from tests.server.harness import (
     engine_fixture,
     eventually,
     http_client,
+    posted,
     prompt,
     serving,
     token_id,
@@ -66,9 +67,7 @@ def place_of(ids: list[int]) -> int:
 
 
 async def places(http: httpx2.AsyncClient, **body: Any) -> list[int]:
-    response = await http.post(PATH, json=body)
-    assert response.status_code == 200, response.text
-    data = response.json()["data"]
+    data = (await posted(http, PATH, body))["data"]
     assert [one["index"] for one in data] == list(range(len(data)))
     vectors = np.array([one["embedding"] for one in data])
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1)
@@ -77,9 +76,7 @@ async def places(http: httpx2.AsyncClient, **body: Any) -> list[int]:
 
 
 async def refused(http: httpx2.AsyncClient, **body: Any) -> Json:
-    response = await http.post(PATH, json=body)
-    assert response.status_code == 400, response.text
-    error: Json = response.json()["error"]
+    error: Json = (await posted(http, PATH, body, status=400))["error"]
     return error
 
 

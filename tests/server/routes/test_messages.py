@@ -24,6 +24,7 @@ from tests.server.harness import (
     eventually,
     ids_of,
     own_engine,
+    posted,
     serving,
     token_id,
     told,
@@ -108,9 +109,7 @@ def nameless(found: dict[str, Any]) -> Any:
 
 async def answer(http: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:
     """A whole answer, which is the same when it is streamed."""
-    response = await http.post(MESSAGES, json=message(**fields))
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
+    found = await posted(http, MESSAGES, message(**fields))
     response = await http.post(MESSAGES, json=message(**fields, stream=True))
     assert response.headers["content-type"].startswith("text/event-stream")
     assert nameless(added_up(events_of(response.text))) == nameless(found)

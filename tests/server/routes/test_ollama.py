@@ -24,6 +24,7 @@ from tests.server.harness import (
     eventually,
     ids_of,
     own_engine,
+    posted,
     serving,
     token_id,
     told,
@@ -109,9 +110,7 @@ async def answer(http: httpx2.AsyncClient, body: Json, path: str = OLLAMA_CHAT) 
 
 async def refused(http: httpx2.AsyncClient, path: str, body: Any) -> str:
     """What a 400 says."""
-    response = await http.post(path, json=body)
-    assert response.status_code == 400, response.text
-    error = response.json()
+    error = await posted(http, path, body, status=400)
     assert error.keys() == {"error"}
     said: str = error["error"]
     return said

@@ -10,7 +10,17 @@ import pytest
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import TEMPLATE, write_tokenizer
-from tests.server.harness import CHAT, END, Engine, chat, engine_fixture, events, ids_of, told
+from tests.server.harness import (
+    CHAT,
+    END,
+    Engine,
+    chat,
+    engine_fixture,
+    events,
+    ids_of,
+    posted,
+    told,
+)
 
 CALL = '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'
 WAIT = {"type": "function", "function": {"name": "wait"}}
@@ -33,10 +43,7 @@ def says(engine: Engine, tokenizer: Tokenizer) -> Any:
 
 async def post(http: httpx2.AsyncClient, path: str, body: Json, key: str = "") -> Json:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    response = await http.post(path, json=body, headers=headers)
-    assert response.status_code == 200, response.text
-    found: Json = response.json()
-    return found
+    return await posted(http, path, body, headers=headers)
 
 
 async def prompt_ids(http: httpx2.AsyncClient, body: Json, key: str = "") -> list[int]:

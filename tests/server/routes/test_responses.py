@@ -18,6 +18,7 @@ from tests.server.harness import (
     engine_fixture,
     eventually,
     ids_of,
+    posted,
     recalled_text,
     serving,
     start_engine,
@@ -73,9 +74,7 @@ def body(given: Any = "Hello", **fields: Any) -> Json:
 
 async def answer(http: httpx2.AsyncClient, given: Any = "Hello", **fields: Any) -> Json:
     """A response, and the same one streamed."""
-    response = await http.post(RESPONSES, json=body(given, **fields))
-    assert response.status_code == 200, response.text
-    found: Json = response.json()
+    found = await posted(http, RESPONSES, body(given, **fields))
     streamed = (await stream(http, given, **fields))[-1]["response"]
     assert nameless(streamed) == nameless(found)
     return found
@@ -113,9 +112,7 @@ def nameless(response: Json) -> Any:
 
 
 async def refusal(http: httpx2.AsyncClient, **fields: Any) -> Json:
-    response = await http.post(RESPONSES, json=body(**fields))
-    assert response.status_code == 400, response.text
-    error: Json = response.json()["error"]
+    error: Json = (await posted(http, RESPONSES, body(**fields), status=400))["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
 

@@ -23,6 +23,7 @@ from tests.server.harness import (
     eventually,
     ids_of,
     own_engine,
+    posted,
     prompt,
     serving,
 )
@@ -57,10 +58,7 @@ def openai(http: httpx2.AsyncClient) -> AsyncOpenAI:
 
 
 async def answer(http: httpx2.AsyncClient, path: str, **fields: Any) -> dict[str, Any]:
-    response = await http.post(path, json=BODIES[path](**fields))
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    return await posted(http, path, BODIES[path](**fields))
 
 
 def text_of(choice: dict[str, Any]) -> str:

@@ -6,17 +6,14 @@ import pytest
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
-from tests.server.harness import CHAT, COMPLETIONS, ids_of, own_engine
+from tests.server.harness import CHAT, COMPLETIONS, ids_of, own_engine, posted
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "é"}]
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks."}}]
 
 
 async def post(http: httpx2.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
-    response = await http.post(path, json=body)
-    assert response.status_code == 200, response.text
-    found: dict[str, Any] = response.json()
-    return found
+    return await posted(http, path, body)
 
 
 @pytest.mark.parametrize("name", ["prompt", "content"])
