@@ -40,7 +40,7 @@ class Several:
     names: list[str] = field(default_factory=lambda: ["a", "b", "c"])
     created: dict[str, int] = field(default_factory=dict)
     stop_s: float = DEADLINE_S
-    clock: Callable[[], float] = field(default_factory=lambda: Clock(1000.0))
+    clock: Clock = field(default_factory=lambda: Clock(1000.0))
     command: tuple[str, ...] = (sys.executable, str(STAND_IN))
 
     def __post_init__(self) -> None:
@@ -69,11 +69,6 @@ class Several:
         process = self.model(name).process
         assert process is not None
         return process.pid
-
-
-def clock_of(models: Several) -> Clock:
-    assert isinstance(models.clock, Clock)
-    return models.clock
 
 
 @dataclass
@@ -119,8 +114,8 @@ def several(tmp_path: Path) -> Callable[..., Several]:
 
 
 @asynccontextmanager
-async def served(models: Several) -> AsyncIterator[httpx2.AsyncClient]:
-    """Their front, on a port of its own. Afterwards nothing is left."""
+async def served(models: Several) -> AsyncIterator[tuple[Several, httpx2.AsyncClient]]:
+    """The models, and a client of their front. Afterwards nothing is left."""
     app, metrics = create_front(models.front)
     server = DrainedServer(
         http_config(models.config, app, metrics), models.front, models.front.drain, 1.0
@@ -131,7 +126,7 @@ async def served(models: Several) -> AsyncIterator[httpx2.AsyncClient]:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             async with httpx2.AsyncClient(base_url=url, timeout=DEADLINE_S) as client:
-                yield client
+                yield models, client
         finally:
             models.front.drain.begin()
             async with asyncio.timeout(DEADLINE_S):

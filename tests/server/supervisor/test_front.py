@@ -20,7 +20,7 @@ from server.supervisor.front import match_name
 from server.supervisor.process import ModelProcess
 from tests.engine.test_power import Machine
 from tests.server.harness import CHAT, eventually
-from tests.server.supervisor.conftest import Several, clock_of, served
+from tests.server.supervisor.conftest import Several, served
 
 Make = Callable[..., Several]
 KEY = "a-key-of-sixteen-characters"
@@ -35,7 +35,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 async def test_headers_go_to_the_model_and_come_back_once(several: Make) -> None:
-    async with served(several()) as client:
+    async with served(several()) as (_, client):
         headers = {"x-request-id": "mine", "x-more": "1", "connection": "keep-alive"}
         answer = await client.post(CHAT, json={"model": "a"}, headers=headers)
         got = answer.json()["headers"]
@@ -51,7 +51,7 @@ async def test_headers_go_to_the_model_and_come_back_once(several: Make) -> None
 
 
 async def test_a_stream_comes_as_it_is_made(several: Make) -> None:
-    async with served(several()) as client:
+    async with served(several()) as (_, client):
         body = {"model": "a", "stream": True, "pause_s": 0.2}
         async with client.stream("POST", CHAT, json=body) as answer:
             pieces = [piece async for piece in answer.aiter_text()]
@@ -59,7 +59,7 @@ async def test_a_stream_comes_as_it_is_made(several: Make) -> None:
 
 
 async def test_an_error_of_the_model_is_the_answer(several: Make) -> None:
-    async with served(several()) as client:
+    async with served(several()) as (_, client):
         answer = await client.post(CHAT, json={"model": "a", "stream": True, "status": 400})
         assert (answer.status_code, answer.json()["error"]["message"]) == (400, "as asked")
 
@@ -68,7 +68,7 @@ async def test_a_stream_whose_model_loads_begins_at_once_and_tells_errors_as_eve
     several: Make,
 ) -> None:
     models = several(does={"a": {"load_s": 0.4}}, settings={"server": {"sse_ping_s": 0.05}})
-    async with served(models) as client:
+    async with served(models) as (_, client):
         answer = await client.post(CHAT, json={"model": "a", "stream": True})
         assert answer.text.startswith(": waiting\n\n: waiting")
         assert [event["piece"] for event in events_of(answer.text)] == [0, 1, 2]
@@ -80,7 +80,7 @@ async def test_a_stream_whose_model_loads_begins_at_once_and_tells_errors_as_eve
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 async def test_a_stream_that_breaks_ends_with_an_error_of_its_api(several: Make, path: str) -> None:
-    async with served(several()) as client:
+    async with served(several()) as (_, client):
         body = {"model": "a", "stream": True, "die_after": 1, "pause_s": 0.05}
         answer = await client.post(path, json=body, headers=ANTHROPIC)
         last = events_of(answer.text)[-1]
@@ -100,7 +100,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_of_its_api(several: Make,
 async def test_an_answer_that_breaks_before_it_begins_is_a_503_and_a_whole_one_is_cut_off(
     several: Make,
 ) -> None:
-    async with served(several()) as client:
+    async with served(several()) as (_, client):
         answer = await client.post(CHAT, json={"model": "a", "die": 9})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         with pytest.raises(httpx2.RemoteProtocolError):
@@ -109,7 +109,7 @@ async def test_an_answer_that_breaks_before_it_begins_is_a_503_and_a_whole_one_i
 
 async def test_a_request_waits_for_its_model_only_so_long(several: Make) -> None:
     models = several(models={"load_timeout_s": 0.1}, does={"a": {"load_s": 1}})
-    async with served(models) as client:
+    async with served(models) as (_, client):
         answer = await client.post(CHAT, json={"model": "a"})
         assert answer.json()["error"]["code"] == "model_loading"
         await eventually(lambda: models.model("a").loaded)
@@ -117,8 +117,7 @@ async def test_a_request_waits_for_its_model_only_so_long(several: Make) -> None
 
 
 async def test_a_client_that_leaves_ends_its_request_and_not_the_load(several: Make) -> None:
-    models = several(does={"a": {"load_s": 0.5}})
-    async with served(models) as client:
+    async with served(several(does={"a": {"load_s": 0.5}})) as (models, client):
         with pytest.raises(httpx2.ReadTimeout):
             await client.post(CHAT, json={"model": "a"}, timeout=0.2)
         await eventually(lambda: models.model("a").users == 0)
@@ -146,8 +145,7 @@ async def test_a_client_that_leaves_ends_its_request_and_not_the_load(several: M
 async def test_what_no_model_would_answer_loads_none(
     several: Make, body: bytes, headers: dict[str, str], status: int
 ) -> None:
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         answer = await client.post(CHAT, content=body, headers=headers)
         assert answer.status_code == status
         assert answer.json()["error"]["message"]
@@ -156,17 +154,17 @@ async def test_what_no_model_would_answer_loads_none(
 
 async def test_who_names_no_model_gets_the_one_that_was_used_last(several: Make) -> None:
     models = several(models={"aliases": {"gpt-*": "loaded", "small": "b"}, "keep_alive_s": 0})
-    async with served(models) as client:
+    async with served(models) as (_, client):
         for asked, meant in ((None, "a"), ("gpt-5", "a"), ("small", "b"), (None, "b"), ("a", "a")):
             if asked is None and meant == "a":
                 await client.post(CHAT, json={"model": "a"})
-            clock_of(models).now += 1
+            models.clock.now += 1
             answer = await client.post(CHAT, json={"model": asked} if asked else {})
             assert answer.json()["name"] == meant
 
 
 async def test_models_are_listed_as_each_api_has_them(several: Make) -> None:
-    async with served(several()) as client:
+    async with served(several()) as (_, client):
         await client.post(CHAT, json={"model": "b"})
         listed = (await client.get("/v1/models")).json()["data"]
         assert [(entry["id"], entry["loaded"]) for entry in listed] == [
@@ -184,14 +182,14 @@ async def test_models_are_listed_as_each_api_has_them(several: Make) -> None:
 
 
 async def test_a_list_without_models_is_a_list(several: Make) -> None:
-    async with served(several(names=[])) as client:
+    async with served(several(names=[])) as (_, client):
         assert (await client.get("/v1/models")).json()["data"] == []
         theirs = (await client.get("/v1/models", headers=ANTHROPIC)).json()
         assert (theirs["data"], theirs["first_id"]) == ([], None)
 
 
 async def test_a_stored_response_is_found_at_its_model(several: Make) -> None:
-    async with served(several()) as client:
+    async with served(several()) as (_, client):
         for model in ("a", "b"):
             await client.post(CHAT, json={"model": model})
         for method in ("GET", "DELETE"):
@@ -204,8 +202,7 @@ async def test_the_front_holds_no_more_than_all_bodies_may_take(
     several: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body_guard, "MAX_ALL_BODIES_BYTES", 5000)
-    models = several(settings={"limits": {"max_body_bytes": 3000}})
-    async with served(models) as client:
+    async with served(several(settings={"limits": {"max_body_bytes": 3000}})) as (models, client):
         large = {"model": "a", "x": "x" * 2800}
         slow = asyncio.create_task(client.post(CHAT, json=large | {"pause_s": 0.5}))
         await eventually(lambda: "a" in models.models.models and models.model("a").loaded)
@@ -238,7 +235,7 @@ async def test_an_odd_id_of_a_response_is_found_nowhere_and_not_asked_for(
     async def get(*_: object) -> None:
         raise AssertionError("it was asked for")
 
-    async with served(several()) as client:
+    async with served(several()) as (_, client):
         await client.post(CHAT, json={"model": "a"})
         monkeypatch.setattr(ModelProcess, "get", get)
         for method, rest in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/x")):
@@ -249,7 +246,7 @@ async def test_an_odd_id_of_a_response_is_found_nowhere_and_not_asked_for(
 
 
 async def test_a_target_is_forwarded_as_it_came(several: Make) -> None:
-    async with served(several()) as client:
+    async with served(several()) as (_, client):
         await client.post(CHAT, json={"model": "a"})
         target = "/v1/responses/resp_a/x%20y%2e%2e%c3%a9/a?after=%0d%0a"
         answer = await client.get(target)
@@ -259,8 +256,7 @@ async def test_a_target_is_forwarded_as_it_came(several: Make) -> None:
 async def test_a_process_that_does_not_say_whether_it_has_a_response_is_no_fault(
     several: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         for model in ("a", "b"):
             await client.post(CHAT, json={"model": model})
         monkeypatch.setattr("server.supervisor.process.QUESTION_TIMEOUT_S", 0.3)
@@ -286,8 +282,7 @@ async def test_a_fault_of_the_front_is_said_with_its_places_and_counted(
     async def faulty(*_: object) -> None:
         raise AssertionError("a secret")
 
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (_, client):
         await client.post(CHAT, json={"model": "a"})
         monkeypatch.setattr(ForwardedAnswer, "_process", faulty)
         with capture_logs() as entries:
@@ -321,7 +316,7 @@ async def test_an_error_that_no_model_can_tell_is_said_and_counted_once(
 ) -> None:
     settings = {"server": {"sse_ping_s": 0.05}}
     models = several(models={"load_timeout_s": 1.5}, settings=settings, does={"a": does})
-    async with served(models) as client:
+    async with served(models) as (_, client):
         with capture_logs() as entries, suppress(httpx2.RemoteProtocolError):
             await client.post(CHAT, json={"model": "a"} | body)
         await eventually(lambda: any(entry["event"] == "request" for entry in entries))
@@ -336,8 +331,7 @@ async def test_what_a_model_answers_is_observed_by_its_process_alone(
     several: Make, body: dict[str, Any]
 ) -> None:
     settings = {"server": {"sse_ping_s": 0.05}}
-    models = several(settings=settings, does={"a": {"load_s": 0.3}})
-    async with served(models) as client:
+    async with served(several(settings=settings, does={"a": {"load_s": 0.3}})) as (models, client):
         with capture_logs() as entries:
             await client.post(CHAT, json={"model": "a"} | body)
             with pytest.raises(httpx2.ReadTimeout):
@@ -348,8 +342,7 @@ async def test_what_a_model_answers_is_observed_by_its_process_alone(
 
 
 async def test_metrics_are_of_the_front_and_of_every_model(several: Make) -> None:
-    models = several(settings={"access": {"api_keys": [KEY]}})
-    async with served(models) as client:
+    async with served(several(settings={"access": {"api_keys": [KEY]}})) as (_, client):
         client.headers["authorization"] = f"Bearer {KEY}"
         await client.post(CHAT, json={"model": "a"})
         page = (await client.get("/metrics")).text
@@ -366,7 +359,7 @@ async def test_a_model_that_does_not_show_its_metrics_is_left_out(
     several: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.supervisor.process.QUESTION_TIMEOUT_S", 0.0)
-    async with served(several()) as client:
+    async with served(several()) as (_, client):
         await client.post(CHAT, json={"model": "a"})
         page = (await client.get("/metrics")).text
         assert "own_total" not in page
@@ -374,7 +367,7 @@ async def test_a_model_that_does_not_show_its_metrics_is_left_out(
 
 
 async def test_the_memory_is_that_of_the_model_which_is_named(several: Make) -> None:
-    async with served(several()) as client:
+    async with served(several()) as (_, client):
         for model in ("a", "b"):
             await client.post(CHAT, json={"model": model})
         assert (await client.get("/memory")).json()["name"] == "a"
@@ -384,8 +377,7 @@ async def test_the_memory_is_that_of_the_model_which_is_named(several: Make) -> 
 
 
 async def test_the_state_of_a_model_is_told_while_it_is_away_and_loads(several: Make) -> None:
-    models = several(does={"a": {"load_s": 0.5}})
-    async with served(models) as client:
+    async with served(several(does={"a": {"load_s": 0.5}})) as (models, client):
 
         async def told(model: str) -> list[Any]:
             memory = (await client.get(f"/memory?model={model}")).json()
@@ -398,17 +390,16 @@ async def test_the_state_of_a_model_is_told_while_it_is_away_and_loads(several: 
         assert await told("c") == [False, None, None]
         task = asyncio.create_task(models.models.load(models.model("a")))
         await eventually(lambda: models.model("a").loading is not None)
-        clock_of(models).now += 12
+        models.clock.now += 12
         assert await told("a") == [False, None, 12.0]
         await task
-        clock_of(models).now += 3
+        models.clock.now += 3
         listed = (await client.get("/v1/models/a")).json()
         assert [listed[field] for field in STATE] == [True, 3.0, None]
 
 
 async def test_operators_and_browsers_find_what_they_look_for(several: Make) -> None:
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         assert (await client.get("/version")).json()["name"] == "quire"
         assert (await client.get("/health")).json() == {"status": "ok"}
         assert (await client.get("/ready")).json() == {"status": "ready"}
@@ -425,8 +416,7 @@ async def test_operators_and_browsers_find_what_they_look_for(several: Make) -> 
 
 
 async def test_guards_stand_before_all_models(several: Make) -> None:
-    models = several(settings={"access": {"api_keys": [KEY]}})
-    async with served(models) as client:
+    async with served(several(settings={"access": {"api_keys": [KEY]}})) as (models, client):
         assert (await client.post(CHAT, json={"model": "a"})).status_code == 401
         headers = {"authorization": f"Bearer {KEY}", "host": "evil.example"}
         assert (await client.post(CHAT, json={"model": "a"}, headers=headers)).status_code == 403
@@ -438,7 +428,7 @@ async def test_short_names_that_come_along_count_and_the_settings_before_them(
 ) -> None:
     name = "mlx-community/Qwen3-4B-4bit"
     models = several(names=[name, "b"], models={"aliases": {"qwen3:8b": "b"}})
-    async with served(models) as client:
+    async with served(models) as (_, client):
         for asked, meant in (("qwen3:4b", name), ("qwen3:8b", "b")):
             answer = await client.post(CHAT, json={"model": asked})
             assert answer.json()["name"] == meant
@@ -450,7 +440,7 @@ async def test_a_machine_stays_awake_while_others_may_ask_and_sleeps_afterwards(
     monkeypatch.setattr("server.supervisor.front.AWAKE_POLL_S", 0.01)
     power, models = Machine(), several()
     models.front.awake = KeepAwake(power, others_may_ask=True)
-    async with served(models) as client:
+    async with served(models) as (_, client):
         assert power.held == []
         power.mains = True
         await eventually(lambda: len(power.held) == 1)

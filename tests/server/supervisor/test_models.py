@@ -21,7 +21,7 @@ from server.supervisor.models import (
 )
 from server.supervisor.process import ANSWER_TIMEOUT_S, LoadError
 from tests.server.harness import CHAT, eventually
-from tests.server.supervisor.conftest import NEEDS, Several, Source, clock_of, served
+from tests.server.supervisor.conftest import NEEDS, Several, Source, served
 
 Make = Callable[..., Several]
 JSON = {"content-type": "application/json"}
@@ -34,8 +34,7 @@ async def ask(client: httpx2.AsyncClient, model: str, **fields: Any) -> httpx2.R
 
 
 async def test_a_model_is_loaded_when_it_is_asked_for_and_stays(several: Make) -> None:
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         first, second = await ask(client, "a"), await ask(client, "a")
         assert (first.status_code, first.json()["name"]) == (200, "a")
         assert first.json()["pid"] == second.json()["pid"]
@@ -44,16 +43,14 @@ async def test_a_model_is_loaded_when_it_is_asked_for_and_stays(several: Make) -
 
 
 async def test_requests_that_come_together_load_a_model_once(several: Make) -> None:
-    models = several(does={"a": {"load_s": 0.2}})
-    async with served(models) as client:
+    async with served(several(does={"a": {"load_s": 0.2}})) as (models, client):
         answers = await asyncio.gather(*(ask(client, "a") for _ in range(5)))
         assert len({answer.json()["pid"] for answer in answers}) == 1
         assert models.model("a").loads == 1
 
 
 async def test_a_newcomer_gets_idle_k_and_v_of_others_before_any_model_ends(several: Make) -> None:
-    models = several(ROOM_FOR_TWO)
-    async with served(models) as client, asyncio.timeout(ANSWER_TIMEOUT_S):
+    async with served(several(ROOM_FOR_TWO)) as (models, client), asyncio.timeout(ANSWER_TIMEOUT_S):
         assert (await ask(client, "a")).json()["limit"] == 50
         assert (await ask(client, "b")).json()["limit"] == 20
         assert (await ask(client, "a")).json()["limit"] == 40
@@ -61,8 +58,7 @@ async def test_a_newcomer_gets_idle_k_and_v_of_others_before_any_model_ends(seve
 
 
 async def test_k_and_v_that_are_in_use_are_not_taken(several: Make) -> None:
-    models = several(ROOM_FOR_TWO, does={"a": {"keeps": 45}})
-    async with served(models) as client:
+    async with served(several(ROOM_FOR_TWO, does={"a": {"keeps": 45}})) as (models, client):
         await ask(client, "a")
         refused = await ask(client, "b")
         assert refused.status_code == 503
@@ -75,7 +71,7 @@ async def test_a_process_that_does_not_say_what_it_gives_back_keeps_it(
 ) -> None:
     monkeypatch.setattr("server.supervisor.process.ANSWER_TIMEOUT_S", 0.05)
     models = several(ROOM_FOR_TWO, does={"a": {"answers_after_s": 0.3}})
-    async with served(models) as client:
+    async with served(models) as (_, client):
         await ask(client, "a")
         assert (await ask(client, "b")).status_code == 503
         assert models.model("a").kv_bytes == 50
@@ -86,8 +82,7 @@ async def test_a_process_that_does_not_say_what_it_gives_back_keeps_it(
 async def test_a_process_that_ends_when_it_is_asked_for_memory_leaves_all_of_it(
     several: Make,
 ) -> None:
-    models = several(ROOM_FOR_TWO, does={"a": {"dies": True}})
-    async with served(models) as client:
+    async with served(several(ROOM_FOR_TWO, does={"a": {"dies": True}})) as (models, client):
         await ask(client, "a")
         assert (await ask(client, "b")).json()["limit"] == 50
         assert models.model("a").ends["failed"] == 1
@@ -96,9 +91,8 @@ async def test_a_process_that_ends_when_it_is_asked_for_memory_leaves_all_of_it(
 async def test_the_model_that_was_used_longest_ago_makes_room_once_it_is_idle(
     several: Make,
 ) -> None:
-    models = several(ROOM_FOR_TWO)
-    clock = clock_of(models)
-    async with served(models) as client:
+    async with served(several(ROOM_FOR_TWO)) as (models, client):
+        clock = models.clock
         await ask(client, "a")
         clock.now += 10
         await ask(client, "b")
@@ -129,16 +123,16 @@ async def test_a_victim_that_is_asked_for_while_another_one_ends_is_no_fault(
     settings = {"evict_after_idle_s": 0, "keep_alive_s": 60}
     models = several(ROOM_FOR_TWO, models=settings, does={"a": {"deaf": True}}, stop_s=0.3)
     models.needs["c"] = MemoryNeeds(230, 20, 50, 64)
-    async with served(models) as client:
+    async with served(models) as (_, client):
         for model in ("a", "b"):
             await ask(client, model)
-            clock_of(models).now += 1
+            models.clock.now += 1
         large = asyncio.create_task(ask(client, "c"))
         await eventually(lambda: not models.model("a").loaded)
         if path.startswith("/"):
             answer = await client.post(path, json={"model": "b"} | more)
             assert (answer.status_code, "error" in answer.text) == (200, False)
-        clock_of(models).now += 61
+        models.clock.now += 61
         async with models.models.use(models.model("c"), b"somebody"):
             pass
         assert (await large).status_code in (200, 503)
@@ -185,8 +179,8 @@ async def test_no_model_starves_and_none_is_swapped_for_every_turn(
     several: Make, evict_after_idle_s: int, pauses: tuple[int, ...], longest_s: float
 ) -> None:
     models = several(ROOM_FOR_ONE, models={"evict_after_idle_s": evict_after_idle_s})
-    clock, seconds = clock_of(models), int(2.5 * longest_s)
-    async with served(models) as client:
+    clock, seconds = models.clock, int(2.5 * longest_s)
+    async with served(models) as (_, client):
         each = zip("abc", pauses, strict=False)
         visitors = [Visitor(client, name, pause_s, clock.now) for name, pause_s in each]
         for _ in range(seconds):
@@ -204,9 +198,8 @@ async def test_no_model_starves_and_none_is_swapped_for_every_turn(
 async def test_who_waits_longest_gets_the_model_once_its_answers_have_ended(
     several: Make,
 ) -> None:
-    models = several(ROOM_FOR_ONE)
-    clock = clock_of(models)
-    async with served(models) as client:
+    async with served(several(ROOM_FOR_ONE)) as (models, client):
+        clock = models.clock
         await ask(client, "a")
         for name, after in (("b", "60"), ("c", "55")):
             refused = await ask(client, name)
@@ -231,9 +224,8 @@ async def test_who_waits_longest_gets_the_model_once_its_answers_have_ended(
 async def test_who_goes_loses_the_place_and_the_model_in_use_answers_again(
     several: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = several(ROOM_FOR_ONE, models={"evict_after_idle_s": 10})
-    clock = clock_of(models)
-    async with served(models) as client:
+    async with served(several(ROOM_FOR_ONE, models={"evict_after_idle_s": 10})) as (models, client):
+        clock = models.clock
         await ask(client, "a")
         await ask(client, "b")
         clock.now += 11
@@ -249,9 +241,8 @@ async def test_who_goes_loses_the_place_and_the_model_in_use_answers_again(
 
 
 async def test_memory_that_gets_free_is_for_who_waits_longest(several: Make) -> None:
-    models = several(ROOM_FOR_ONE)
-    clock = clock_of(models)
-    async with served(models) as client:
+    async with served(several(ROOM_FOR_ONE)) as (models, client):
+        clock = models.clock
         await ask(client, "a")
         for name in ("b", "c"):
             assert (await ask(client, name)).status_code == 503
@@ -265,7 +256,7 @@ async def test_memory_that_gets_free_is_for_who_waits_longest(several: Make) -> 
 async def test_no_model_ends_for_one_that_would_not_fit_all_the_same(several: Make) -> None:
     models = several(ROOM_FOR_TWO, models={"pinned": ["a"], "evict_after_idle_s": 0})
     models.needs["c"] = MemoryNeeds(200, 20, 50, 64)
-    async with served(models) as client:
+    async with served(models) as (_, client):
         await eventually(lambda: len(models.models.loaded) == 1)
         await ask(client, "b")
         assert (await ask(client, "c")).status_code == 503
@@ -275,7 +266,7 @@ async def test_no_model_ends_for_one_that_would_not_fit_all_the_same(several: Ma
 async def test_a_model_that_can_never_fit_is_not_listed_and_says_why(several: Make) -> None:
     models = several(ROOM_FOR_TWO)
     models.needs["c"] = MemoryNeeds(300, 20, 50, 64)
-    async with served(models) as client:
+    async with served(models) as (_, client):
         listed = (await client.get("/v1/models")).json()["data"]
         assert [entry["id"] for entry in listed] == ["a", "b"]
         message = (await ask(client, "c")).json()["error"]["message"]
@@ -285,7 +276,7 @@ async def test_a_model_that_can_never_fit_is_not_listed_and_says_why(several: Ma
 async def test_a_model_whose_files_are_wrong_is_not_listed_and_says_why(several: Make) -> None:
     models = several()
     models.needs["b"] = LoadError("config.json: it has no layers")
-    async with served(models) as client:
+    async with served(models) as (_, client):
         for _ in range(2):
             found = [entry["id"] for entry in (await client.get("/v1/models")).json()["data"]]
             assert found == ["a", "c"]
@@ -293,13 +284,12 @@ async def test_a_model_whose_files_are_wrong_is_not_listed_and_says_why(several:
 
 
 async def test_a_model_goes_when_nobody_wants_it_any_more(several: Make) -> None:
-    models = several(models={"keep_alive_s": 60})
-    async with served(models) as client:
+    async with served(several(models={"keep_alive_s": 60})) as (models, client):
         await ask(client, "a")
-        clock_of(models).now += 59
+        models.clock.now += 59
         await ask(client, "b")
         assert {its.name for its in models.models.loaded} == {"a", "b"}
-        clock_of(models).now += 2
+        models.clock.now += 2
         await ask(client, "b")
         await eventually(lambda: [its.name for its in models.models.loaded] == ["b"])
         assert models.model("a").ends["keep_alive"] == 1
@@ -307,25 +297,23 @@ async def test_a_model_goes_when_nobody_wants_it_any_more(several: Make) -> None
 
 
 async def test_what_a_model_leaves_goes_to_the_others(several: Make) -> None:
-    models = several(ROOM_FOR_TWO, models={"keep_alive_s": 60})
-    async with served(models) as client:
+    async with served(several(ROOM_FOR_TWO, models={"keep_alive_s": 60})) as (models, client):
         await ask(client, "a")
-        clock_of(models).now += 30
+        models.clock.now += 30
         assert (await ask(client, "b")).json()["limit"] == 20
-        clock_of(models).now += 31
+        models.clock.now += 31
         await ask(client, "b")
         await eventually(lambda: models.model("b").kv_bytes == 50)
         assert (await ask(client, "b")).json()["limit"] == 50
 
 
 async def test_pinned_models_are_loaded_at_the_start_and_stay(several: Make) -> None:
-    models = several(models={"pinned": ["b"], "keep_alive_s": 0})
-    async with served(models) as client:
+    async with served(several(models={"pinned": ["b"], "keep_alive_s": 0})) as (models, client):
         waits = await client.get("/ready")
         await eventually(lambda: models.model("b").loaded)
         assert waits.status_code in (200, 503)
         assert (await client.get("/ready")).status_code == 200
-        clock_of(models).now += 1000
+        models.clock.now += 1000
         await ask(client, "a")
         await eventually(lambda: not models.model("a").loaded)
         assert models.model("b").loaded
@@ -335,7 +323,7 @@ async def test_a_pinned_model_that_does_not_load_keeps_the_server_from_being_rea
     several: Make,
 ) -> None:
     models = several(models={"pinned": ["b"]}, does={"b": {"fail": "it is broken"}})
-    async with served(models) as client:
+    async with served(models) as (_, client):
         await eventually(lambda: models.model("b").failed is not None)
         assert (await client.get("/ready")).status_code == 503
 
@@ -344,22 +332,21 @@ async def test_a_model_that_does_not_load_says_why_and_is_tried_again_later(
     several: Make,
 ) -> None:
     models = several(does={"a": {"fail": "its tokenizer is missing"}})
-    async with served(models) as client:
+    async with served(models) as (_, client):
         for _ in range(2):
             answer = await ask(client, "a")
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             assert "its tokenizer is missing" in answer.json()["error"]["message"]
         assert models.models.free_bytes == 1000
         models.does.clear()
-        clock_of(models).now += 10
+        models.clock.now += 10
         assert (await ask(client, "a")).status_code == 200
 
 
 async def test_a_process_that_ended_unseen_is_replaced_before_it_is_asked(
     several: Make,
 ) -> None:
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         await ask(client, "a")
         os.kill(models.pid("a"), signal.SIGKILL)
         answers = await asyncio.gather(*(ask(client, "a") for _ in range(3)))
@@ -368,16 +355,14 @@ async def test_a_process_that_ended_unseen_is_replaced_before_it_is_asked(
 
 
 async def test_a_process_that_cannot_be_started_is_an_answer(several: Make) -> None:
-    models = several(command=("/no/such/program",))
-    async with served(models) as client:
+    async with served(several(command=("/no/such/program",))) as (_, client):
         answer = await ask(client, "a")
         assert answer.status_code == 503
         assert "No such file" in answer.json()["error"]["message"]
 
 
 async def test_a_process_that_ends_before_it_is_ready_is_an_answer(several: Make) -> None:
-    models = several(command=("/bin/false",))
-    async with served(models) as client:
+    async with served(several(command=("/bin/false",))) as (_, client):
         message = (await ask(client, "a")).json()["error"]["message"]
         assert "ended before it was ready" in message
 
@@ -385,8 +370,7 @@ async def test_a_process_that_ends_before_it_is_ready_is_an_answer(several: Make
 async def test_a_killed_process_ends_its_answers_and_the_next_request_has_the_model_again(
     several: Make,
 ) -> None:
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         await ask(client, "a")
         slow = asyncio.create_task(ask(client, "a", stream=True, pause_s=20))
         await eventually(lambda: models.model("a").users == 1)
@@ -398,8 +382,7 @@ async def test_a_killed_process_ends_its_answers_and_the_next_request_has_the_mo
 
 
 async def test_a_process_whose_gpu_memory_failed_is_started_again_at_once(several: Make) -> None:
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         await ask(client, "a")
         assert (await ask(client, "a", die=4)).status_code == 503
         await eventually(lambda: models.model("a").loads == 2 and models.model("a").loaded)
@@ -407,9 +390,9 @@ async def test_a_process_whose_gpu_memory_failed_is_started_again_at_once(severa
 
 async def test_a_process_that_does_not_end_is_killed(several: Make) -> None:
     models = several(models={"keep_alive_s": 60}, does={"a": {"deaf": True}}, stop_s=0.1)
-    async with served(models) as client:
+    async with served(models) as (_, client):
         await ask(client, "a")
-        clock_of(models).now += 61
+        models.clock.now += 61
         await ask(client, "b")
         await eventually(lambda: not models.model("a").loaded)
         await eventually(lambda: models.model("a").process is None)
@@ -417,9 +400,9 @@ async def test_a_process_that_does_not_end_is_killed(several: Make) -> None:
 
 async def test_a_request_during_an_unload_waits_for_the_next_load(several: Make) -> None:
     models = several(models={"keep_alive_s": 60}, does={"a": {"deaf": True}}, stop_s=0.3)
-    async with served(models) as client:
+    async with served(models) as (_, client):
         await ask(client, "a")
-        clock_of(models).now += 61
+        models.clock.now += 61
         await ask(client, "b")
         await eventually(
             lambda: models.model("a").process is not None and not models.model("a").loaded
@@ -430,8 +413,7 @@ async def test_a_request_during_an_unload_waits_for_the_next_load(several: Make)
 
 
 async def test_a_model_can_be_stopped_while_nobody_uses_it(several: Make) -> None:
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         await ask(client, "a")
         slow = asyncio.create_task(ask(client, "a", pause_s=0.2))
         await eventually(lambda: models.model("a").users == 1)
@@ -446,8 +428,7 @@ async def test_a_model_can_be_stopped_while_nobody_uses_it(several: Make) -> Non
 async def test_models_come_and_go_with_the_disk(
     several: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         await ask(client, "b")
         models.names[:] = ["a", "d"]
         monkeypatch.setattr("server.supervisor.front.RESCAN_S", 0.0)
@@ -460,8 +441,7 @@ async def test_files_that_were_replaced_are_served_from_the_next_load_on(
     several: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.supervisor.front.RESCAN_S", 0.0)
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         await ask(client, "a")
         models.created["a"] = 1
         models.needs["a"] = replace(NEEDS, max_model_len=128)
@@ -482,7 +462,7 @@ async def test_a_model_that_could_not_be_served_is_tried_again_with_other_files(
     monkeypatch.setattr("server.supervisor.front.RESCAN_S", 0.0)
     models = several()
     models.needs["a"] = LoadError("config.json: it has no layers")
-    async with served(models) as client:
+    async with served(models) as (_, client):
         assert (await ask(client, "a")).status_code == 503
         models.needs.clear()
         assert (await ask(client, "a")).status_code == 503
@@ -503,14 +483,13 @@ async def test_files_that_are_replaced_while_they_are_read_are_read_again(
         return NEEDS
 
     monkeypatch.setattr(Source, "needs", needs)
-    async with served(models) as client:
+    async with served(models) as (_, client):
         first, *_ = (await client.get("/v1/models")).json()["data"]
         assert (first["id"], first["context_length"]) == ("a", 128)
 
 
 async def test_the_server_ends_while_a_model_is_being_loaded(several: Make) -> None:
-    models = several(does={"a": {"load_s": 60}})
-    async with served(models) as client:
+    async with served(several(does={"a": {"load_s": 60}})) as (models, client):
         waiting = asyncio.create_task(ask(client, "a"))
         await eventually(lambda: "a" in models.models.models)
         await eventually(lambda: models.model("a").process is not None)

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from server.supervisor import process
 from server.supervisor.process import LoadError
 from tests.server.harness import eventually
-from tests.server.supervisor.conftest import NEEDS, Several, clock_of, served
+from tests.server.supervisor.conftest import NEEDS, Several, served
 
 Make = Callable[..., Several]
 CHAT, GENERATE, PS = "/api/chat", "/api/generate", "/api/ps"
@@ -29,7 +29,7 @@ async def loaded(client: httpx2.AsyncClient) -> list[dict[str, Any]]:
 async def test_all_models_are_listed_and_those_that_are_loaded_too(several: Make) -> None:
     models = several(models={"pinned": ["b"]})
     models.needs["c"] = LoadError("it is broken")
-    async with served(models) as client:
+    async with served(models) as (_, client):
         await eventually(lambda: models.model("b").loaded)
         tags = (await client.get("/api/tags")).json()["models"]
         assert [(its["name"], its["details"]["parameter_size"]) for its in tags] == [
@@ -65,7 +65,7 @@ async def test_a_models_size_is_what_its_process_takes_now(
     monkeypatch.setattr(process, "QUESTION_TIMEOUT_S", 0.5)
     models = several(does={"a": does}, models={"pinned": ["a"]})
     models.needs["a"] = replace(NEEDS, on_gpu=on_gpu)
-    async with served(models) as client:
+    async with served(models) as (_, client):
         await eventually(lambda: models.model("a").loaded)
         (listed,) = await loaded(client)
         sizes = listed["size"], listed["size_vram"], listed["size_max"]
@@ -77,7 +77,7 @@ async def test_a_models_size_is_what_its_process_takes_now(
 async def test_the_memory_of_models_is_asked_for_with_the_clients_key(several: Make) -> None:
     key = "a-key-of-sixteen-characters"
     models = several(does={"a": {"key": key}}, settings={"access": {"api_keys": [key]}})
-    async with served(models) as client:
+    async with served(models) as (_, client):
         client.headers["authorization"] = f"Bearer {key}"
         await client.post(CHAT, json={"model": "a", "messages": TALK, "stream": False})
         assert [listed["size"] for listed in await loaded(client)] == [7]
@@ -86,7 +86,7 @@ async def test_the_memory_of_models_is_asked_for_with_the_clients_key(several: M
 async def test_a_model_is_shown_without_being_loaded(several: Make) -> None:
     models = several()
     models.needs["c"] = LoadError("it is broken")
-    async with served(models) as client:
+    async with served(models) as (_, client):
         shown = (await client.post("/api/show", json={"model": "a"})).json()
         assert shown["model_info"]["qwen3.context_length"] == 64
         assert (shown["capabilities"], shown["template"]) == (
@@ -104,8 +104,7 @@ async def test_a_model_is_shown_without_being_loaded(several: Make) -> None:
 
 
 async def test_a_request_without_text_that_cannot_be_read_is_refused(several: Make) -> None:
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (_, client):
         for path, status in ((CHAT, 400), ("/api/embed", 200)):
             body = {"model": "a", "keep_alive": 0, "messages": 3, "input": "x"}
             assert (await client.post(path, json=body)).status_code == status
@@ -114,8 +113,7 @@ async def test_a_request_without_text_that_cannot_be_read_is_refused(several: Ma
 
 
 async def test_a_client_says_how_long_a_model_stays(several: Make) -> None:
-    models = several(models={"keep_alive_s": 60})
-    async with served(models) as client:
+    async with served(several(models={"keep_alive_s": 60})) as (models, client):
         for kept, seconds in ((None, 60), ("10m", 600), (5, 5), (True, 60)):
             body = {"model": "a", "messages": TALK, "stream": False, "keep_alive": kept}
             await client.post(CHAT, json=body)
@@ -131,8 +129,7 @@ async def test_a_client_says_how_long_a_model_stays(several: Make) -> None:
 async def test_a_request_without_text_unloads_a_model_and_never_loads_it_for_that(
     several: Make, path: str, nothing: dict[str, Any]
 ) -> None:
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         for _ in range(2):
             answer = await client.post(path, json={"model": "a", "keep_alive": 0} | nothing)
             assert (answer.json()["model"], answer.json()["done_reason"]) == ("a", "unload")
@@ -147,7 +144,7 @@ async def test_a_request_without_text_unloads_a_model_and_never_loads_it_for_tha
 
 async def test_a_stream_begins_at_once_and_every_line_is_json(several: Make) -> None:
     models = several(does={"a": {"load_s": 0.4}}, settings={"server": {"sse_ping_s": 0.05}})
-    async with served(models) as client:
+    async with served(models) as (_, client):
         answer = await client.post(CHAT, json={"model": "a", "messages": TALK, "die_after": 0})
         assert answer.headers["content-type"] == "application/x-ndjson"
         lines = [from_json(line) for line in answer.text.splitlines()]
@@ -161,8 +158,7 @@ async def test_a_stream_begins_at_once_and_every_line_is_json(several: Make) -> 
 async def test_a_client_is_the_same_whatever_program_it_says_to_be(
     several: Make, agents: tuple[str, str]
 ) -> None:
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         for agent, kept in zip(agents, (-1, "5m"), strict=True):
             body = {"model": "a", "messages": TALK, "stream": False, "keep_alive": kept}
             await client.post(CHAT, json=body, headers=[(b"user-agent", agent.encode())])
@@ -170,11 +166,10 @@ async def test_a_client_is_the_same_whatever_program_it_says_to_be(
 
 
 async def test_a_model_that_is_in_use_is_not_unloaded(several: Make) -> None:
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         await client.post(CHAT, json={"model": "a", "messages": TALK, "stream": False})
         async with models.models.use(models.model("a"), b"somebody"):
             answer = await client.post(GENERATE, json={"model": "a", "keep_alive": 0})
             assert answer.json()["done_reason"] == "load"
-        clock_of(models).now += 1
+        models.clock.now += 1
         assert models.model("a").loaded

@@ -41,7 +41,7 @@ async def test_a_process_that_hangs_while_it_loads_is_killed_and_leaves_its_memo
 ) -> None:
     models = several(ROOM_FOR_ONE, does={"a": {"stops": stage}})
     monkeypatch.setattr(process, "STALL_TIMEOUT_S", 1.0)
-    async with served(models) as client:
+    async with served(models) as (_, client):
         assert LATE in message_of(await ask(client, "a"))
         assert (models.model("a").ends["failed"], models.models.free_bytes) == (1, ROOM_FOR_ONE)
         monkeypatch.undo()
@@ -52,8 +52,7 @@ async def test_a_process_that_hangs_while_it_loads_is_killed_and_leaves_its_memo
 async def test_a_process_that_hangs_while_it_loads_is_not_said_to_be_unloaded(
     several: Make,
 ) -> None:
-    models = several(does={"a": {"stops": "loading"}})
-    async with served(models) as client:
+    async with served(several(does={"a": {"stops": "loading"}})) as (models, client):
         waiting = asyncio.create_task(ask(client, "a"))
         await eventually(lambda: "a" in models.models.models)
         await eventually(lambda: models.model("a").process is not None)
@@ -70,7 +69,7 @@ async def test_a_process_that_is_killed_at_any_stage_is_replaced(several: Make, 
     """Also by its own model: a request that it had not been sent yet loads it again."""
     always = {"evict_after_idle_s": 0}
     models = several(ROOM_FOR_ONE, models=always, does={"a": {"stops": stage}})
-    async with served(models) as client:
+    async with served(models) as (_, client):
         waiting = asyncio.create_task(ask(client, "a"))
         await eventually(lambda: models.model("a").process is not None)
         if stage == "ready":
@@ -92,14 +91,14 @@ async def test_a_process_that_is_killed_at_any_stage_is_replaced(several: Make, 
 async def test_what_cannot_be_read_of_a_process_ends_its_load_at_once(
     several: Make, line: str
 ) -> None:
-    async with served(several(does={"a": {"writes": line, "load_s": 30}})) as client:
+    async with served(several(does={"a": {"writes": line, "load_s": 30}})) as (_, client):
         async with asyncio.timeout(20):
             message = message_of(await ask(client, "a"))
         assert "says what cannot be read" in message
 
 
 async def test_the_reason_of_a_process_is_bounded(several: Make) -> None:
-    async with served(several(does={"a": {"fail": "x" * 60_000}})) as client:
+    async with served(several(does={"a": {"fail": "x" * 60_000}})) as (_, client):
         message = message_of(await ask(client, "a"))
         assert message.count("x") == MAX_REASON_CHARS
 
@@ -179,8 +178,7 @@ async def test_a_process_may_load_for_long_as_long_as_it_gets_on(
 async def test_a_process_that_hangs_is_killed_and_its_clients_are_told(
     several: Make, impatient: pytest.MonkeyPatch, path: str, stream: bool
 ) -> None:
-    models = several(ROOM_FOR_ONE, does={"a": {"stops": "ready"}})
-    async with served(models) as client:
+    async with served(several(ROOM_FOR_ONE, does={"a": {"stops": "ready"}})) as (models, client):
         body = {"model": "a", "stream": stream}
         answer = await client.post(path, json=body, headers=ANTHROPIC)
         assert "has ended before its answer" in answer.text
@@ -196,8 +194,7 @@ async def test_a_long_silence_is_no_hang_while_pings_are_answered(
     several: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "PING_INTERVAL_S", 0.01)
-    models = several(does={"b": {"mute": True}})
-    async with served(models) as client:
+    async with served(several(does={"b": {"mute": True}})) as (_, client):
         assert (await ask(client, "a", pause_s=0.3)).status_code == 200
         monkeypatch.setattr(process, "PING_TIMEOUT_S", 0.1)
         assert "model_ended" in (await ask(client, "b", stream=True, pause_s=20)).text
@@ -207,7 +204,7 @@ async def test_a_process_that_hangs_leaves_its_memory_to_another_model(
     several: Make, impatient: pytest.MonkeyPatch
 ) -> None:
     models = several(ROOM_FOR_ONE, models={"evict_after_idle_s": 0}, stop_s=60.0)
-    async with served(models) as client:
+    async with served(models) as (_, client):
         await ask(client, "a")
         os.kill(models.pid("a"), signal.SIGSTOP)
         async with asyncio.timeout(30):
@@ -224,8 +221,7 @@ async def test_a_request_that_a_dead_process_never_got_is_for_the_next_one(
         os.kill(process.pid, signal.SIGKILL)
         await wait_for_end(process)
 
-    models = several()
-    async with served(models) as client:
+    async with served(several()) as (models, client):
         await models.models.process_of(models.model("a"))
         # Nobody can connect any more, and its end is not known yet.
         (place,) = models.folder.glob("*.sock")
