@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.abuse.processes import END_LIMIT_S, SMALL, port_of
-from tests.clients.servers import QUIRE
+from tests.clients.servers import QUIRE, run_to_end
 from tests.server.harness import CHAT, chat
 
 FULL = Path("/dev/full")
@@ -20,14 +20,8 @@ FULL = Path("/dev/full")
 
 def run(program: str, *arguments: str) -> str:
     """What a program prints; it must end well."""
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=END_LIMIT_S,
-        check=False,
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
-    )
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    ended = run_to_end(sys.executable, "-c", textwrap.dedent(program), *arguments, env=environment)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

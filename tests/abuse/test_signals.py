@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -26,7 +25,7 @@ from tests.abuse.processes import (
     until_begun,
     whole,
 )
-from tests.clients.servers import QUIRE
+from tests.clients.servers import QUIRE, run_to_end
 from tests.models import ModelSpec, write_model
 from tests.server.harness import CHAT, chat, eventually
 
@@ -173,13 +172,7 @@ def test_fault_16_a_broken_model_ends_the_process_with_3_before_a_port_is_bound(
     folder = write_model(tmp_path / "broken")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    ended = subprocess.run(
-        [QUIRE, "serve", str(folder), "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=60.0,
-        check=False,
-    )
+    ended = run_to_end(QUIRE, "serve", folder, "--port", "0")
     assert (ended.returncode, ended.stdout) == (3, "")
     assert "model.safetensors" in ended.stderr
     assert "serving" not in ended.stderr

@@ -35,7 +35,7 @@ from tests.abuse.clients import (
     slow_headers,
 )
 from tests.abuse.servers import FEW, Abused, abused
-from tests.clients.servers import QUIRE
+from tests.clients.servers import QUIRE, run_to_end
 from tests.server.harness import (
     CHAT,
     COMPLETIONS,
@@ -72,14 +72,8 @@ def limits(**values: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_threat_01_no_other_machine_is_listened_to_without_a_key(host: str) -> None:
-    found = subprocess.run(
-        [QUIRE, "serve", "no-such-model", "--host", host, "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-        cwd=ROOT,
-    )
+    command = (QUIRE, "serve", "no-such-model", "--host", host, "--port", "0")
+    found = run_to_end(*command, cwd=ROOT)
     assert found.returncode == SETTINGS
     *_, line = found.stderr.splitlines()
     assert line.startswith("quire: setting server.host: ")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.clients.environments import ROOT
 from tests.clients.models import random_model
@@ -16,6 +17,7 @@ from tests.models import write_embedding_model
 QUIRE = str(Path(sys.executable).with_name("quire"))
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 300.0
 POLL_S = 0.05
 Process = subprocess.Popen[bytes]
 ANNOUNCED = re.compile(r"serving .+? on (http://127\.0\.0\.1:\d+)")
@@ -23,6 +25,13 @@ ANNOUNCED = re.compile(r"serving .+? on (http://127\.0\.0\.1:\d+)")
 
 class ServerError(Exception):
     """A server did not start, or ended by itself; with its log."""
+
+
+def run_to_end(*command: str | Path, **how: Any) -> subprocess.CompletedProcess[str]:
+    """A program that ends by itself, and what it wrote."""
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=END_TIMEOUT_S, check=False, **how
+    )
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 import ctypes
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +28,7 @@ from engine.machine import (
     release_free_memory,
     use_one_arena,
 )
+from tests.metal_ext.programs import output_of
 
 GIB = 1024**3
 
@@ -216,16 +215,12 @@ print(before - psutil.Process().memory_info().rss)
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="for glibc")
 def test_what_was_free_within_the_process_is_the_systems_afterwards() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
-    assert int(ended.stdout) > 50 * 1024**2, "of 240 MiB"
+    assert int(output_of(PROGRAM)) > 50 * 1024**2, "of 240 MiB"
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="for glibc")
 def test_what_steps_took_is_the_systems_when_the_engine_releases_its_caches() -> None:
-    ended = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
-    assert int(ended.stdout) > 80 * 1024**2, "of 95 MiB"
+    assert int(output_of(STEP)) > 80 * 1024**2, "of 95 MiB"
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="for glibc")
@@ -236,10 +231,7 @@ def test_threads_share_one_arena_unless_the_user_wants_more(
     monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
     if users:
         monkeypatch.setenv("MALLOC_ARENA_MAX", users)
-    ended = subprocess.run(
-        [sys.executable, "-c", ARENAS], capture_output=True, text=True, check=True
-    )
-    assert (ended.stdout.count("<heap nr=") > 1) == several
+    assert (output_of(ARENAS).count("<heap nr=") > 1) == several
 
 
 @pytest.mark.parametrize("names", [["mallopt"], []])

@@ -1,7 +1,6 @@
 """Ctrl-C says something else in a block, and what was said before it is said again after it."""
 
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -9,7 +8,7 @@ import threading
 import pytest
 
 from server.interrupts import interrupt_says
-from tests.server.harness import DEADLINE_S
+from tests.clients.servers import run_to_end
 
 PROGRAM = """
     import os, signal, sys
@@ -35,10 +34,8 @@ PROGRAM = """
 def test_an_interrupt_is_one_sentence_and_an_end_by_the_signal(
     edit: str, block: str, said: str
 ) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM).format(edit=edit, block=block)],
-        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
+    program = textwrap.dedent(PROGRAM).format(edit=edit, block=block)
+    ended = run_to_end(sys.executable, "-c", program)
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, said)
 
 

@@ -1,14 +1,11 @@
 """A short, fixed part of ``make simulate``: seeds pass, a seed is the same life in any process, a
 failure is printed with its trace; and an hour of a Mac whose system warns all along."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 import tests.simulation.runner
 from kvcache.memory_budget import GIB
+from tests.metal_ext.programs import output_of
 from tests.simulation.__main__ import main
 from tests.simulation.mac import AVAILABLE_BYTES, PEOPLE, WORKING_SET_BYTES, mac_hour, mac_plan
 from tests.simulation.seeds import kept_seeds, run_seeds
@@ -69,16 +66,7 @@ def test_seeds_pass_where_layers_are_recurrent() -> None:
 
 @pytest.mark.parametrize("seed", [3, 20])
 def test_a_seed_is_the_same_life_in_any_process(seed: int) -> None:
-    told = [
-        subprocess.run(
-            [sys.executable, "-c", ONE_SEED.format(seed)],
-            env=os.environ | {"PYTHONHASHSEED": number},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-        for number in ("1", "2")
-    ]
+    told = [output_of(ONE_SEED.format(seed), PYTHONHASHSEED=number) for number in ("1", "2")]
     counts, _ = run_seeds([seed])
     assert told == [str(sorted(counts.items()))] * 2
 

@@ -30,7 +30,7 @@ from server.cli.commands import app, main
 from server.cli.serve import EngineError
 from server.cli.settings import FIELDS, OTHER_FLAGS, default_of, read_settings
 from tests.abuse.processes import port_of
-from tests.clients.servers import QUIRE
+from tests.clients.servers import QUIRE, run_to_end
 from tests.models import TINY, write_config, write_model, write_tokenizer
 from tests.server.commands import ENGINE, MODEL, SETTINGS, Run, one_sentence
 from tests.server.harness import CHAT, COMPLETIONS, DEADLINE_S, chat, events, prompt, streamed
@@ -291,14 +291,7 @@ def test_the_doctor_refuses_a_wrong_setting_in_one_sentence(quire: Run) -> None:
 def test_the_doctor_starts_where_the_extension_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "__init__.py").write_text("raise ImportError('MLX is of papyrus')")
-    ended = subprocess.run(
-        [QUIRE, "doctor", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-    )
+    ended = run_to_end(QUIRE, "doctor", "--json", env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert ended.returncode == 1
     report = json.loads(ended.stdout)
     assert not report["serves"]
@@ -569,12 +562,8 @@ def test_a_log_of_json_has_no_other_line_before_it(quire: Run, format: str) -> N
 def test_a_port_that_is_taken_is_refused_in_one_sentence(served: Server) -> None:
     port = served.url.rpartition(":")[2]
     folder = served.process.args[2]  # type: ignore[index]
-    second = subprocess.run(
-        [QUIRE, "serve", str(folder), *SMALL, "--port", port, "--log-level", "warning"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
+    second = run_to_end(
+        QUIRE, "serve", str(folder), *SMALL, "--port", port, "--log-level", "warning"
     )
     assert second.returncode == SETTINGS
     assert second.stdout == ""
@@ -632,13 +621,7 @@ def test_an_interrupt_while_it_starts_ends_it_with_a_sentence(module: str) -> No
         sys.argv = ["quire", "serve", "somewhere"]
         main()
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    ended = run_to_end(sys.executable, "-c", textwrap.dedent(program))
     said = ended.stderr.removeprefix("quire: loading somewhere\n")
     assert (ended.returncode, ended.stdout) == (-signal.SIGINT, "")
     assert said == "quire: ended by Ctrl-C\n"
@@ -691,19 +674,14 @@ def test_threat_19_a_hostile_template_neither_hangs_the_start_nor_takes_completi
         assert server.end() == 0
 
 
-CLOSED = ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
+CLOSED = ["", "<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
 
 
 @pytest.mark.parametrize("closed", CLOSED)
-def test_a_process_needs_none_of_its_standard_streams(closed: str) -> None:
-    ended = subprocess.run(
-        ["sh", "-c", f'exec "$@" {closed}', "sh", QUIRE, "plan", "no-such-model"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert ended.returncode == MODEL
+def test_a_process_ends_with_its_code_and_needs_none_of_its_standard_streams(closed: str) -> None:
+    ended = run_to_end("sh", "-c", f'exec "$@" {closed}', "sh", QUIRE, "plan", "no-such-model")
+    assert (ended.returncode, ended.stdout) == (MODEL, "")
+    assert ended.stderr.startswith("" if "2>" in closed else "quire: no-such-model: ")
     assert "Traceback" not in ended.stderr
 
 
@@ -728,26 +706,7 @@ def test_a_process_may_begin_in_a_folder_that_is_gone(tiny_model: Path, tmp_path
     gone = tmp_path / "gone"
     gone.mkdir()
     command = [QUIRE, "plan", str(tiny_model), "--context", "64"]
-    ended = subprocess.run(
-        ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *command],
-        cwd=gone,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    ended = run_to_end("sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *command, cwd=gone)
     assert ended.returncode == 0, ended.stderr
     assert "K and V" in ended.stdout
     assert ended.stderr == "quire: the working folder is gone: relative paths begin at /\n"
-
-
-def test_a_command_that_is_wrong_ends_with_its_code_as_a_process() -> None:
-    ended = subprocess.run(
-        [QUIRE, "plan", "no-such-model"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert (ended.returncode, ended.stdout) == (MODEL, "")
-    assert ended.stderr.startswith("quire: no-such-model: ")

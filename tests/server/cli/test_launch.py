@@ -24,7 +24,7 @@ from server.cli.launch import (
     opencode,
     zed_settings_file,
 )
-from tests.clients.servers import QUIRE
+from tests.clients.servers import QUIRE, run_to_end
 from tests.server.commands import SETTINGS, Run, one_sentence
 
 KEY = "a-key-of-sixteen-characters"
@@ -92,9 +92,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def launched(*arguments: str) -> dict[str, Any]:
     """What a tool that ``quire launch`` started says of itself."""
-    done = subprocess.run(
-        [QUIRE, "launch", *arguments], capture_output=True, text=True, check=False
-    )
+    done = run_to_end(QUIRE, "launch", *arguments)
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     return said

@@ -12,7 +12,7 @@ from server.cli import own_server as module
 from server.cli.own_server import OwnServerError, own_server
 from server.cli.running import client_of
 from server.config import Config
-from tests.clients.servers import QUIRE
+from tests.clients.servers import QUIRE, run_to_end
 
 BEGIN = """
 import json, socket, sys, time
@@ -95,11 +95,8 @@ def test_a_process_that_does_not_serve_tells_why(
 
 
 def test_the_demo_answers_a_question_and_nothing_stays() -> None:
-    question = "What is a sparse buffer?"
-    command = [QUIRE, "run", "demo", question]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
-    )
+    command = (QUIRE, "run", "demo", "What is a sparse buffer?")
+    done = run_to_end(*command, stdin=subprocess.DEVNULL)
     assert (done.returncode, "range" in done.stdout) == (0, True), done.stderr
     children = psutil.Process().children(recursive=True)
     assert not any("model_process" in " ".join(child.cmdline()) for child in children)

@@ -4,7 +4,6 @@ import os
 import plistlib
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from server.cli.service import (
     quire_command,
     unit,
 )
+from tests.clients.servers import run_to_end
 from tests.server.commands import SETTINGS, Run, one_sentence
 
 Tool = Callable[[str], None]
@@ -122,14 +122,8 @@ def test_systemd_finds_nothing_wrong_with_a_unit(tmp_path: Path) -> None:
 def verified(file: Path) -> str:
     """What systemd says of a unit."""
     runtime = {"HOME": str(file.parent), "XDG_RUNTIME_DIR": str(file.parent)}
-    done = subprocess.run(
-        ["systemd-analyze", "--user", "verify", str(file)],
-        env=runtime | {"PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stderr
+    environment = runtime | {"PATH": os.environ["PATH"]}
+    return run_to_end("systemd-analyze", "--user", "verify", file, env=environment).stderr
 
 
 def test_a_unit_has_words_as_they_were_given() -> None:

@@ -14,6 +14,7 @@ import pytest
 from server.text import template_trial
 from server.text.limited_process import KEPT_VARIABLES, LimitedProcess, Limits
 from server.text.template_trial import TemplateTrial, TimeLimit, TimeUp, fault_of, render_all
+from tests.clients.servers import run_to_end
 from tests.models import TEMPLATE, XML_TEMPLATE
 from tests.server.harness import DEADLINE_S, eventually
 
@@ -274,9 +275,7 @@ def test_code_that_comes_too_late_does_not_begin() -> None:
 
 
 def test_an_end_that_comes_at_any_time_hits_nothing_else() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ENDS_AT_ANY_TIME], capture_output=True, text=True, timeout=DEADLINE_S
-    )
+    done = run_to_end(sys.executable, "-c", ENDS_AT_ANY_TIME)
     assert (done.returncode, done.stderr) == (0, "")
     assert 0 < int(done.stdout) < ENDS
 
