@@ -5,10 +5,8 @@ import os
 import shlex
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from server.cli.launch import (
     zed_settings_file,
 )
 from tests.clients.servers import QUIRE, run_to_end
-from tests.server.commands import SETTINGS, Run, one_sentence
+from tests.server.commands import SETTINGS, Run, StandIn, one_sentence
 
 KEY = "a-key-of-sixteen-characters"
 TELL = """
@@ -34,29 +32,18 @@ print(json.dumps({"arguments": sys.argv[1:], "environment": dict(os.environ)}))
 """
 
 
-class Models:
+class Models(StandIn):
     """A server that tells its models to whoever has its key."""
 
     def __init__(self) -> None:
-        self.answer: Any = {"data": [self.model("org/Qwen3-4B", 65536), self.model("small", 4096)]}
+        super().__init__()
+        self.told: Any = {"data": [self.model("org/Qwen3-4B", 65536), self.model("small", 4096)]}
         self.key = "any"
         self.asked: list[str] = []
-        outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.asked.append(self.path)
-                allowed = self.headers["Authorization"] == f"Bearer {outer.key}"
-                self.send_response(200 if allowed else 401)
-                self.end_headers()
-                self.wfile.write(json.dumps(outer.answer).encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self.http.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+    def answer(self, path: str, body: Any, key: str | None) -> tuple[int, Any]:
+        self.asked.append(path)
+        return 200 if key == f"Bearer {self.key}" else 401, self.told
 
     @staticmethod
     def model(name: str, context: int) -> dict[str, Any]:
@@ -65,13 +52,8 @@ class Models:
 
 @pytest.fixture
 def models() -> Iterator[Models]:
-    server = Models()
-    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.http.shutdown()
-    thread.join()
-    server.http.server_close()
+    with Models() as started:
+        yield started
 
 
 @pytest.fixture
@@ -245,10 +227,10 @@ def test_of_several_models_one_that_is_loaded_is_taken(models: Models) -> None:
     entries = [models.model("cold", 4096), models.model("warm", 8192), models.model("hot", 1024)]
     for entry, loaded in zip(entries, (False, True, True), strict=True):
         entry["loaded"] = loaded
-    models.answer = {"data": entries}
+    models.told = {"data": entries}
     assert find_server(models.url, "any", None).model == "warm"
     assert find_server(models.url, "any", "cold").context == 4096
-    models.answer = {"data": entries[:1]}
+    models.told = {"data": entries[:1]}
     assert find_server(models.url, "any", None).model == "cold"
 
 
@@ -264,7 +246,7 @@ def test_of_several_models_one_that_is_loaded_is_taken(models: Models) -> None:
 def test_a_server_of_another_kind_is_told_apart(
     answer: object, reason: str, models: Models
 ) -> None:
-    models.answer = answer
+    models.told = answer
     with pytest.raises(LaunchError, match=reason):
         find_server(models.url, "any", None)
 

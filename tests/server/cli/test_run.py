@@ -4,10 +4,8 @@ import io
 import json
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,60 +16,40 @@ from server.cli import run as module
 from server.cli.run import DIM, HELP, PLAIN, run_model
 from server.cli.running import NotRunningError
 from server.config import Config
-from tests.server.commands import ENGINE, MODEL, Run, one_sentence
+from tests.server.commands import ENGINE, MODEL, Run, StandIn, StandInHandler, one_sentence
 
 MODEL_NAME = "mlx-community/Qwen3-4B-4bit"
 THOUGHT = {"reasoning_content": "hm"}
 ANSWER = [THOUGHT, {"content": "Hel"}, {"content": "lo"}, {}]
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class Server(StandIn):
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__()
         self.models: Any = {"data": [{"id": MODEL_NAME, "owned_by": "quire"}]}
         self.answers: list[Any] = []
         self.status = 200
         self.asked: list[Any] = []
         """The messages of each request."""
 
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self._send(200, json.dumps(self.server.models).encode())
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+    def answer(self, path: str, body: Any, key: str | None) -> tuple[int, Any]:
+        if body is None:
+            return 200, self.models
         assert body["model"] == MODEL_NAME
-        self.server.asked.append(body["messages"])
-        if self.server.status != 200:
-            self._send(self.server.status, json.dumps({"error": {"message": "No."}}).encode())
-            return
-        events = self.server.answers.pop(0) if self.server.answers else ANSWER
+        self.asked.append(body["messages"])
+        if self.status != 200:
+            return self.status, {"error": {"message": "No."}}
+        events = self.answers.pop(0) if self.answers else ANSWER
         lines = [{"choices": [{"delta": e}]} if "error" not in e else e for e in events]
         text = "".join(f"data: {json.dumps(line)}\n\n" for line in lines)
-        self._send(200, f": a comment\n\n{text}data: [DONE]\n\n".encode())
-
-    def _send(self, status: int, content: bytes) -> None:
-        self.send_response(status)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        pass
+        return 200, f": a comment\n\n{text}data: [DONE]\n\n".encode()
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    with Server() as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        monkeypatch.setenv("QUIRE_SERVER__PORT", str(http.server_address[1]))
-        yield http
-        http.shutdown()
+    with Server() as started:
+        monkeypatch.setenv("QUIRE_SERVER__PORT", str(started.port))
+        yield started
 
 
 @pytest.fixture(autouse=True)
@@ -212,7 +190,7 @@ def test_a_refused_question_is_told_and_forgotten(
 
 
 def test_a_server_that_goes_away_is_told(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Handler, "do_POST", lambda handler: handler.connection.close())
+    monkeypatch.setattr(StandInHandler, "do_POST", lambda handler: handler.connection.close())
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     with pytest.raises(NotRunningError, match="the server has ended the answer"):
         run_model("qwen3:4b", "one", None)
@@ -246,7 +224,7 @@ def test_a_model_that_no_quire_serves_gets_a_server_of_its_own(
     @contextmanager
     def own(_: object, folder: Path, name: str) -> Iterator[str]:
         asked.append((folder, name))
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield server.url
 
     server.models = models
     monkeypatch.setattr(module, "own_server", own)

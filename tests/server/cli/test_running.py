@@ -1,25 +1,19 @@
 """`quire ps` and `quire stop`, against a server that answers as a front does."""
 
-import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from tests.server.commands import ENGINE, Run, one_sentence
+from tests.server.commands import ENGINE, Run, StandIn, one_sentence
 
 KEY = "a-key-of-sixteen-characters"
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class Server(StandIn):
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__()
         self.models: dict[str, float | None] = {"one": 600.0, "two": None, "three": -1.0}
         """How many seconds each stays; None for ever."""
         self.keeps: set[str] = set()
@@ -27,62 +21,37 @@ class Server(ThreadingHTTPServer):
         self.raw: bytes | None = None
         self.keys: list[str | None] = []
 
+    def answer(self, path: str, body: Any, key: str | None) -> tuple[int, Any]:
+        self.keys.append(key)
+        if self.raw is not None:
+            return 200, self.raw
+        if body is None:
+            return 200, {"models": self.listed()}
+        if body["model"] not in self.models:
+            return 404, {"error": "model 'nobody' not found"}
+        if body["model"] not in self.keeps:
+            del self.models[body["model"]]
+        return 200, {"done_reason": "unload"}
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
+    def listed(self) -> list[dict[str, Any]]:
         until = {
             name: "2300-01-01T00:00:00Z"
             if seconds is None
             else (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
-            for name, seconds in self.server.models.items()
+            for name, seconds in self.models.items()
         }
-        size = {"size": 3 << 30, "context_length": 4096} | self.server.more
-        models = [{"name": name, "expires_at": time} | size for name, time in until.items()]
-        self._answer(200, {"models": models})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        if body["model"] not in self.server.models:
-            self._answer(404, {"error": "model 'nobody' not found"})
-            return
-        if body["model"] not in self.server.keeps:
-            del self.server.models[body["model"]]
-        self._answer(200, {"done_reason": "unload"})
-
-    def _answer(self, status: int, said: Any) -> None:
-        self.server.keys.append(self.headers["authorization"])
-        content = json.dumps(said).encode() if self.server.raw is None else self.server.raw
-        self.send_response(status)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *_: object) -> None:
-        del format
-
-
-@contextmanager
-def running() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+        size = {"size": 3 << 30, "context_length": 4096} | self.more
+        return [{"name": name, "expires_at": time} | size for name, time in until.items()]
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with running() as started:
+    with Server() as started:
         yield started
 
 
 def port_of(server: Server) -> tuple[str, str]:
-    return "--port", str(server.server_address[1])
+    return "--port", str(server.port)
 
 
 def test_models_that_are_loaded_are_told_with_how_long_they_stay(
@@ -138,7 +107,7 @@ def test_errors_are_sentences(quire: Run, server: Server) -> None:
 
 
 def test_where_nobody_answers_the_sentence_says_what_to_do(quire: Run) -> None:
-    with running() as server:
+    with Server() as server:
         port = port_of(server)
     said = one_sentence(quire("ps", *port), ENGINE)
     assert "start one with `quire serve`" in said
