@@ -21,6 +21,13 @@ def files_of(folder: Path) -> Files:
     return {str(file.relative_to(folder)): file.read_bytes() for file in found}
 
 
+def changed(files: Files, **changes: Any) -> Files:
+    """With other fields in config.json."""
+    config = files["config.json"]
+    assert isinstance(config, bytes)
+    return files | {"config.json": json.dumps(json.loads(config) | changes).encode()}
+
+
 @dataclass
 class Hub:
     """What its clients see, and what they have fetched."""

@@ -33,7 +33,7 @@ from tests.clients.servers import QUIRE
 from tests.models import QWEN3_4B
 from tests.server.commands import MODEL, SETTINGS, Run, one_sentence
 from tests.server.harness import DEADLINE_S
-from tests.server.hub_server import Files, Hub, files_of
+from tests.server.hub_server import Files, Hub, changed, files_of
 
 
 def no_download(*_: Any, **__: Any) -> str:
@@ -184,13 +184,6 @@ def test_a_name_that_the_hub_could_not_have_is_refused_without_asking(
 
 
 # --- the hub -------------------------------------------------------------------------------------
-
-
-def changed(files: Files, **changes: Any) -> Files:
-    """With other fields in config.json."""
-    config = files["config.json"]
-    assert isinstance(config, bytes)
-    return files | {"config.json": json.dumps(json.loads(config) | changes).encode()}
 
 
 BIG = asdict(QWEN3_4B) | {"num_hidden_layers": 4000}

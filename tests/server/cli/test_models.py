@@ -5,10 +5,8 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import DeleteCacheStrategy, constants, snapshot_download
@@ -18,54 +16,13 @@ from kvcache.memory_budget import gib
 from server.catalogue import hub as hub_module
 from server.catalogue.hub import find_model
 from server.cli.commands import app
-from tests.models import QWEN3_4B, write_embedding_model, write_model
+from tests.models import write_embedding_model, write_model
 from tests.server.cli.test_log import NAMES
 from tests.server.commands import MODEL, SETTINGS, Run
-from tests.server.hub_server import Files, Hub
+from tests.server.hub_server import Files, Hub, changed
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 558848\n"
 POINTS = "this is a pointer of Git LFS, .*: remove the model from the hub's cache with `quire rm`"
-BIG = asdict(QWEN3_4B) | {"num_hidden_layers": 4000}
-
-
-def changed(files: Files, **changes: Any) -> Files:
-    """With other fields in config.json."""
-    config = files["config.json"]
-    assert isinstance(config, bytes)
-    return files | {"config.json": json.dumps(json.loads(config) | changes).encode()}
-
-
-@pytest.mark.parametrize(
-    ("files", "code", "problem"),
-    [
-        (lambda files: changed(files, model_type="gpt9"), MODEL, "model_type is 'gpt9'; quire ser"),
-        (
-            lambda files: changed(files, **BIG),
-            SETTINGS,
-            "alone take .*; --force fetches it all the",
-        ),
-        (lambda files: {"a.gguf": 5}, MODEL, "this is GGUF, and quire reads safetensors"),
-        (
-            lambda files: {k: v for k, v in files.items() if k != "tokenizer.json"},
-            MODEL,
-            r"tokenizer\.json: the file does not exist",
-        ),
-    ],
-)
-def test_a_model_that_cannot_be_served_is_refused_before_a_byte_of_its_weights(
-    files: Callable[[Files], Files],
-    code: int,
-    problem: str,
-    hub: Hub,
-    tiny_files: Files,
-    quire: Run,
-) -> None:
-    hub.push("someone/model", files(tiny_files))
-    result = quire("pull", "someone/model")
-    assert result.exit_code == code
-    assert re.search(problem, result.stderr), result.output
-    assert result.stderr.count("\n") == 1
-    assert "model.safetensors" not in hub.sent_bytes
 
 
 def adapters(**config: str) -> Files:
@@ -109,9 +66,11 @@ def shards(*others: str) -> Files:
         (".", {"generation_config.json": POINTER}, f"generation_config.json: {POINTS}"),
         (".", {"chat_template.jinja": POINTER}, f"chat_template.jinja: {POINTS}"),
         (".", {"merges.txt": POINTER}, f"merges.txt: {POINTS}"),
+        ("(?!tokenizer.json)", {}, r"tokenizer\.json: the file does not exist"),
+        (".", {"config.json": b'{"model_type": "gpt9"}'}, "model_type is 'gpt9'; quire serves"),
     ],
 )
-def test_what_nobody_could_read_is_named_before_a_byte_of_weights_and_by_quire_alone(
+def test_what_nobody_could_serve_is_named_before_a_byte_of_weights_and_by_quire_alone(
     kept: str,
     more: Files,
     problem: str,
@@ -196,6 +155,8 @@ def test_one_that_is_too_large_for_here_can_be_fetched_for_elsewhere(
     settings.write_text("[cache]\nkv_budget = '900000GiB'\n")
     refused = quire("pull", "someone/model", "--config", settings)
     assert (refused.exit_code, "model.safetensors" in hub.sent_bytes) == (SETTINGS, False)
+    assert refused.stderr.endswith("; --force fetches it all the same\n")
+    assert refused.stderr.count("\n") == 1
     forced = quire("pull", "someone/model", "--config", settings, "--force")
     assert forced.exit_code == 0
     assert "this machine cannot serve it: " in forced.stdout
