@@ -144,20 +144,33 @@ def steps(loop: EngineLoop) -> Iterator[bool]:
         yield worked
 
 
+def run_dry(loop: EngineLoop) -> None:
+    """Run the loop until nothing is left to do."""
+    for _ in steps(loop):
+        pass
+
+
 def use_clock(loop: EngineLoop, clock: Callable[[], float]) -> None:
     """Give a clock to an engine that was built."""
     loop._clock = loop._pipeline._clock = clock
 
 
-def recall_client(**changes: Any) -> EngineClient:
+def started(
+    build: Callable[[Emit], EngineLoop],
+    *,
+    max_queue: int = 64,
+    max_backlog: int = 4096,
+    **more: Any,
+) -> EngineClient:
     """Return a started engine on a thread of its own; stop it when done."""
-    client = EngineClient(
-        lambda emit: recall_loop(emit, **changes),
-        max_queue=64,
-        max_backlog=4096,
-    )
+    client = EngineClient(build, max_queue=max_queue, max_backlog=max_backlog, **more)
     client.start()
     return client
+
+
+def recall_client(**changes: Any) -> EngineClient:
+    """As ``started``."""
+    return started(lambda emit: recall_loop(emit, **changes))
 
 
 @dataclass

@@ -48,8 +48,7 @@ def test_fault_17_heaps_that_may_not_grow_are_weather() -> None:
     some again."""
     program = """
         import resource
-        from tests.engine.test_recall_engine import run_dry
-        from tests.engines import SHAPE, VOCAB, Answers, greedy, recall_loop
+        from tests.engines import SHAPE, VOCAB, Answers, greedy, recall_loop, run_dry
         from tests.recall import recall_many
 
         answers = Answers.empty()

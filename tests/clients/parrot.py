@@ -28,7 +28,7 @@ from server.http.server import listen
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.clients.models import tokenizer_only
-from tests.engines import BLOCK_BYTES, VOCAB, recall_loop
+from tests.engines import BLOCK_BYTES, VOCAB, recall_client
 from tests.recall import DIGIT_BASE, DIGITS, RecallModel, region_of
 from tests.server.harness import ids_of, make_service, token_id
 
@@ -125,17 +125,10 @@ def told_engine(next_token: NextToken, **changes: Any) -> EngineClient:
         "prefix_keep_s": 600.0,
         "check_every_step": False,
     }
-    client = EngineClient(
-        lambda emit: recall_loop(
-            emit,
-            model=lambda shape, vocab: ToldModel(shape, vocab, next_token=next_token),
-            **(sizes | changes),
-        ),
-        max_queue=64,
-        max_backlog=4096,
+    return recall_client(
+        model=lambda shape, vocab: ToldModel(shape, vocab, next_token=next_token),
+        **(sizes | changes),
     )
-    client.start()
-    return client
 
 
 def told_service(client: EngineClient, tokenizer: Tokenizer, config: Config) -> Service:

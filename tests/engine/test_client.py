@@ -18,7 +18,7 @@ from engine.types import (
     Submission,
     TokenEvent,
 )
-from tests.engines import SHAPE, VOCAB, greedy, recall_client, recall_loop
+from tests.engines import SHAPE, VOCAB, greedy, recall_client, recall_loop, started
 from tests.recall import RecallModel, recall_many
 
 WAIT_S = 10.0
@@ -187,13 +187,12 @@ async def test_choices_are_closed_one_by_one(client: EngineClient) -> None:
 
 
 async def test_one_tenant_leaves_room_for_others_and_gets_its_places_back() -> None:
-    client = EngineClient(
+    client = started(
         lambda emit: recall_loop(emit, max_num_seqs=2),
         max_queue=4,
         max_backlog=400,
         max_share_ratio=0.5,
     )
-    client.start()
     client.attach()
     assert (client.capacity, client.max_share) == (6, 3)
     one, other = PrefixSalt(b"one"), PrefixSalt(b"other")
@@ -214,10 +213,7 @@ async def test_one_tenant_leaves_room_for_others_and_gets_its_places_back() -> N
 
 
 async def test_choices_enter_the_queue_together_or_not_at_all() -> None:
-    client = EngineClient(
-        lambda emit: recall_loop(emit, max_num_seqs=2), max_queue=3, max_backlog=9
-    )
-    client.start()
+    client = started(lambda emit: recall_loop(emit, max_num_seqs=2), max_queue=3, max_backlog=9)
     client.attach()
     assert client.capacity == 5
     held = client.submit_choices(Submission(PROMPT, (params(300),) * 3))

@@ -12,7 +12,7 @@ from engine.messages import Abort
 from engine.step import sampler
 from engine.step.constraints import BROKEN
 from engine.types import FinishReason, Request, SamplingParams, Submission
-from tests.engine.test_recall_engine import assert_empty, run_dry
+from tests.engine.test_recall_engine import assert_empty
 from tests.engines import (
     BLOCK_BYTES,
     SHAPE,
@@ -23,6 +23,7 @@ from tests.engines import (
     every_third,
     recall_client,
     recall_loop,
+    run_dry,
     steps,
 )
 from tests.recall import RecallModel, recall

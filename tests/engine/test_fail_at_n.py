@@ -17,8 +17,8 @@ from kvcache.backend import PageBackend
 from kvcache.kv_backends import KVBackend
 from kvcache.layout import Group
 from kvcache.new_backend import new_backends
-from tests.engine.test_recall_engine import assert_empty, run_dry
-from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop
+from tests.engine.test_recall_engine import assert_empty
+from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop, run_dry
 from tests.recall import recall_many
 
 LAYERS = len(SHAPE.layers)

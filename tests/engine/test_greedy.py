@@ -13,7 +13,7 @@ from engine.client import EngineClient
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.types import Request, SamplingParams
-from tests.engines import CONFIG, ON_CPU, Answers, steps
+from tests.engines import CONFIG, ON_CPU, Answers, run_dry, started
 from tests.models import ModelSpec, write_model
 from tests.reference import load_reference
 
@@ -77,12 +77,7 @@ async def test_greedy_answers_equal_mlx_lms_together_and_alone(
     config = replace(ENGINE, kv_backend="posix", prefix_keep_s=1000.0, overlap=overlap)
     machine = MachineMemory(8 << 30, 4 << 30)
     plan = plan_engine(config, read_checkpoint(folder), machine, ON_CPU["posix"])
-    client = EngineClient(
-        lambda emit: build_engine(plan, config, lambda *_: None, emit),
-        max_queue=16,
-        max_backlog=4096,
-    )
-    client.start()
+    client = started(lambda emit: build_engine(plan, config, lambda *_: None, emit))
     client.attach()
     try:
         together = await asyncio.gather(*(answer(client, ids) for ids in prompts))
@@ -131,8 +126,7 @@ def test_answers_go_on_exactly_after_preemption(folder: Path, penalty: float) ->
             )
             prompt = tuple(range(number, number + 20 * number))
             loop.mailbox.put(Request(number, prompt, params))
-        for _ in steps(loop):
-            pass
+        run_dry(loop)
         return answers, loop._scheduler.counters.preemptions
 
     roomy, none = run(120)

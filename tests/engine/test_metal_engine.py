@@ -18,7 +18,7 @@ from engine.client import EngineClient
 from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
 from engine.models.checkpoint import read_checkpoint
-from engine.step.loop import EngineLoop
+from engine.step.loop import Emit, EngineLoop
 from engine.step.plan import Outcome, StepPlan
 from engine.step.runner import ModelStep
 from engine.step.scheduler import Scheduler
@@ -29,7 +29,7 @@ from kvcache.kv_backends import KVBackend, KVBackendChoice
 from kvcache.layout import LayoutError
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import LLAMA3, YARN
-from tests.engines import CONFIG, Answers, Scripted, every_third, greedy, steps
+from tests.engines import CONFIG, Answers, Scripted, every_third, greedy, run_dry, started, steps
 from tests.kvcache.managers import epochs_of
 from tests.kvcache.metal_double import Device, install
 from tests.models import ModelSpec, write_model
@@ -69,20 +69,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("metal"), SPEC, seed=5)
 
 
-def metal_loop(folder: Path, kv_backend: KVBackend, answers: Answers, **changes: Any) -> EngineLoop:
+def metal_loop(folder: Path, kv_backend: KVBackend, emit: Emit, **changes: Any) -> EngineLoop:
     """changes: fields of EngineConfig."""
     choice, config = KVBackendChoice(kv_backend, ()), replace(GPU, **changes)
     plan = plan_engine(config, read_checkpoint(folder), MACHINE, choice)
-    return build_engine(plan, config, lambda *_: None, answers)
+    return build_engine(plan, config, lambda *_: None, emit)
 
 
-def run_dry(loop: EngineLoop) -> None:
-    for _ in steps(loop):
-        pass
+def metal_client(folder: Path) -> EngineClient:
+    return started(lambda emit: metal_loop(folder, KVBackend.SPARSE, emit))
 
 
 def expected(folder: Path, prompt: list[int], count: int) -> list[int]:
     return list(reference_answer(folder, tuple(prompt), count))
+
+
+def check_answers(
+    loop: EngineLoop, answers: Answers, folder: Path, prompts: dict[int, list[int]]
+) -> None:
+    for number, prompt in prompts.items():
+        loop.mailbox.put(greedy(number, prompt, 6))
+    run_dry(loop)
+    for number, prompt in prompts.items():
+        assert answers.tokens[number] == expected(folder, prompt, 6)
 
 
 @cache
@@ -102,11 +111,7 @@ def test_greedy_answers_equal_mlx_lms_on_every_kind(
     answers = Answers.empty()
     loop = metal_loop(folder, kv_backend, answers)
     prompts = {1: list(range(7)), 2: list(range(100)), 3: [9] * 70}
-    for number, prompt in prompts.items():
-        loop.mailbox.put(greedy(number, prompt, 6))
-    run_dry(loop)
-    for number, prompt in prompts.items():
-        assert answers.tokens[number] == expected(folder, prompt, 6)
+    check_answers(loop, answers, folder, prompts)
     assert {"project_append", "decode_attention", "swiglu"} < set(device.calls)
     assert "append" not in device.calls
     loop.mailbox.put(greedy(4, prompts[2], 6))
@@ -129,11 +134,7 @@ def test_heads_without_norms_and_of_any_rope_are_appended_by_the_same_kernel(
     answers = Answers.empty()
     loop = metal_loop(folder, KVBackend.SPARSE, answers)
     prompts = {1: list(range(7)), 2: list(range(100))}
-    for number, prompt in prompts.items():
-        loop.mailbox.put(greedy(number, prompt, 6))
-    run_dry(loop)
-    for number, prompt in prompts.items():
-        assert answers.tokens[number] == expected(folder, prompt, 6)
+    check_answers(loop, answers, folder, prompts)
     assert {"project_append", "decode_attention", "swiglu"} < set(device.calls)
     assert "append" not in device.calls
     loop.close()
@@ -147,11 +148,7 @@ def test_states_of_recurrent_layers_are_kept_and_shared_as_on_a_cpu(
     answers, folder = Answers.empty(), write_hybrid(tmp_path, gain=3.0, **dims)
     loop = metal_loop(folder, kv_backend, answers, overlap=True)
     prompts = {1: list(range(7)), 2: list(range(100)), 3: [9] * 70}
-    for number, prompt in prompts.items():
-        loop.mailbox.put(greedy(number, prompt, 6))
-    run_dry(loop)
-    for number, prompt in prompts.items():
-        assert answers.tokens[number] == expected(folder, prompt, 6)
+    check_answers(loop, answers, folder, prompts)
     loop.mailbox.put(greedy(4, prompts[2], 6))
     run_dry(loop)
     assert answers.tokens[4] == answers.tokens[2]
@@ -290,12 +287,7 @@ def test_a_mapping_that_fails_while_serving_ends_the_engine_and_is_remembered(
     device: Device, folder: Path
 ) -> None:
     answers = Answers.empty()
-    client = EngineClient(
-        lambda emit: metal_loop(folder, KVBackend.SPARSE, emit),  # type: ignore[arg-type]
-        max_queue=4,
-        max_backlog=64,
-    )
-    client.start()
+    client = metal_client(folder)
     assert not client.kv_backend_failed
     device.mapper_failure = "2 mapping operations of a sparse buffer, batch 7"
     loop = client._loop
@@ -313,12 +305,7 @@ def test_a_mapping_that_fails_while_serving_ends_the_engine_and_is_remembered(
 def test_a_step_that_hangs_behind_a_mapping_that_failed_is_a_fault_of_the_kv_backend(
     device: Device, folder: Path
 ) -> None:
-    client = EngineClient(
-        lambda emit: metal_loop(folder, KVBackend.SPARSE, emit),  # type: ignore[arg-type]
-        max_queue=4,
-        max_backlog=64,
-    )
-    client.start()
+    client = metal_client(folder)
     loop, thread = client._loop, client._thread
     assert loop is not None
     assert loop.faults.find() is None
@@ -350,12 +337,7 @@ def test_a_command_that_meets_memory_that_is_not_there_is_a_fault_of_the_kv_back
 
 
 def test_the_engine_ends_its_memory_on_its_own_thread(device: Device, folder: Path) -> None:
-    client = EngineClient(
-        lambda emit: metal_loop(folder, KVBackend.SPARSE, emit),  # type: ignore[arg-type]
-        max_queue=4,
-        max_backlog=64,
-    )
-    client.start()
+    client = metal_client(folder)
     assert client.stop(20.0)
     assert device.kv_backends[0].ended
 

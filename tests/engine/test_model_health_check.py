@@ -6,8 +6,7 @@ from engine.messages import CheckModel
 from engine.step.loop import HEALTH_CHECK_ID, EngineLoop, ModelFailedError, ModelHealthCheck
 from engine.step.plan import NOT_FINITE, RowError, Scores, Token
 from engine.types import FinishReason, Request, TokenEvent
-from tests.engine.test_recall_engine import run_dry
-from tests.engines import SHAPE, VOCAB, Answers, greedy, recall_loop
+from tests.engines import SHAPE, VOCAB, Answers, greedy, recall_loop, run_dry
 from tests.recall import RecallModel, recall_many
 
 POISON = 900

@@ -18,8 +18,7 @@ from engine.messages import CheckModel
 from engine.monitor import LONGEST_BREAK_S, EngineMonitor, Watchdog
 from engine.power import KeepAwake, SleepDetector
 from engine.types import EngineDeadError, FinishReason, Request, SamplingParams
-from tests.engines import recall_loop
-from tests.recall import RecallModel
+from tests.engines import recall_client, recall_loop
 from tests.server.harness import Gate, ScriptedModel, eventually, start_engine
 from tests.simulation.runner import Clock
 
@@ -128,14 +127,7 @@ def _never(*_: object) -> None:
 
 async def test_an_engine_that_works_is_left_alone_however_long_it_works() -> None:
     gate = Gate()
-    client = EngineClient(
-        lambda emit: recall_loop(
-            emit, model=lambda shape, vocab: ScriptedModel(shape, vocab, gate=gate)
-        ),
-        max_queue=4,
-        max_backlog=4096,
-    )
-    client.start()
+    client = recall_client(model=lambda shape, vocab: ScriptedModel(shape, vocab, gate=gate))
     client.attach()
     clock = Clock()
     monitor = EngineMonitor(
@@ -166,12 +158,7 @@ def test_before_the_start_nothing_runs() -> None:
 async def test_fault_25_the_engine_hears_how_short_of_memory_the_system_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    client = EngineClient(
-        lambda emit: recall_loop(emit, model=RecallModel, prefix_keep_s=1000.0),
-        max_queue=4,
-        max_backlog=99,
-    )
-    client.start()
+    client = recall_client(prefix_keep_s=1000.0)
     client.attach()
     level = [0]
     monitor = EngineMonitor(

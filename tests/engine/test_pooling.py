@@ -20,7 +20,7 @@ from engine.step.sampler import pool
 from engine.types import FinishReason, PrefixSalt, PromptTooLongError, SamplingParams
 from kvcache.layout import KVFormat
 from tests.engine.models.forwards import cache_for, step
-from tests.engines import CONFIG, ON_CPU
+from tests.engines import CONFIG, ON_CPU, started
 from tests.kvcache.managers import join
 from tests.models import ModelSpec, write_embedding_model, write_model
 from tests.reference import load_reference
@@ -59,14 +59,11 @@ def vectors_of(model: Any, prompts: list[list[int]]) -> np.ndarray:
     return np.stack([state / np.linalg.norm(state) for state in last])
 
 
-def started(folder: Path, **changes: Any) -> EngineClient:
+def pooling_client(folder: Path, **changes: Any) -> EngineClient:
     config = replace(ENGINE, **changes)
     machine = MachineMemory(8 << 30, 4 << 30)
     plan = plan_engine(config, read_checkpoint(folder), machine, ON_CPU["posix"])
-    client = EngineClient(
-        lambda emit: build_engine(plan, config, lambda *_: None, emit), max_queue=64, max_backlog=9
-    )
-    client.start()
+    client = started(lambda emit: build_engine(plan, config, lambda *_: None, emit))
     client.attach()
     return client
 
@@ -95,7 +92,7 @@ async def test_vectors_equal_mlx_lms_in_company_and_alone(
 ) -> None:
     model = load_reference(read_checkpoint(folder))
     want = vectors_of(model, prompts)
-    client = started(folder, max_num_batched_tokens=chunk)
+    client = pooling_client(folder, max_num_batched_tokens=chunk)
     try:
         assert client.limits.embedding_size == SPEC.hidden_size
         together = np.stack(await asyncio.gather(*(vector(client, ids) for ids in prompts)))
@@ -114,7 +111,7 @@ async def test_vectors_equal_mlx_lms_in_company_and_alone(
 
 
 async def test_a_text_may_fill_the_whole_context_and_no_more(folder: Path) -> None:
-    client = started(folder)
+    client = pooling_client(folder)
     try:
         assert len(await vector(client, [5] * MAX_MODEL_LEN)) == SPEC.hidden_size
         with pytest.raises(PromptTooLongError):
@@ -127,7 +124,7 @@ async def test_sixteen_at_once_are_sixteen_alone_with_memory_for_few(folder: Pat
     rng = np.random.default_rng(9)
     prompts = [rng.integers(0, SPEC.vocab_size, 150 + n).tolist() for n in range(16)]
     block_bytes = 2 * SPEC.num_hidden_layers * 4096
-    client = started(
+    client = pooling_client(
         folder,
         page_bytes=4096,
         heap_bytes=block_bytes,

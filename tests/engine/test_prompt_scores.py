@@ -30,7 +30,7 @@ from engine.types import (
     TokenEvent,
     TokenLogprobs,
 )
-from tests.engines import CONFIG, ON_CPU, recall_loop, steps
+from tests.engines import CONFIG, ON_CPU, recall_loop, run_dry, steps
 from tests.models import ModelSpec, write_model
 from tests.reference import load_reference
 
@@ -80,11 +80,6 @@ def built(folder: Path, events: list[TokenEvent], **changes: object) -> EngineLo
     return loop
 
 
-def drain(loop: EngineLoop) -> None:
-    for _ in steps(loop):
-        pass
-
-
 def check(event: TokenEvent, ids: list[int], whole: np.ndarray, top: int) -> None:
     """The first event of a request has one value for each token of its prompt."""
     assert event.prompt_logprobs is not None
@@ -111,7 +106,7 @@ def test_they_equal_one_forward_whatever_the_chunks_and_the_company(
         for kind, max_tokens in enumerate((0, 3)):
             params = SamplingParams(max_tokens, temperature=0.0, prompt_logprobs=TOP * kind)
             loop.mailbox.put(Request(10 * number + kind, tuple(ids), params))
-    drain(loop)
+    run_dry(loop)
     for number, ids in enumerate(prompts):
         (only,) = of(events, 10 * number)
         assert (only.token_id, only.finish) == (None, FinishReason.LENGTH)
@@ -178,7 +173,7 @@ def test_a_fork_scores_its_prompt_itself_and_may_have_children_that_do_not(
         params = SamplingParams(4, temperature=0.0, prompt_logprobs=wanted)
         fork_of = 1 if number > 1 else None
         loop.mailbox.put(Request(number, tuple(ids), params, fork_of=fork_of))
-    drain(loop)
+    run_dry(loop)
     for number in (1, 2):
         check(of(events, number)[0], ids, expected[len(ids)], top=0)
     child = of(events, 3)
@@ -194,7 +189,7 @@ def test_others_share_what_was_computed_for_scores(folder: Path, prompts: list[l
     reading = SamplingParams(0, prompt_logprobs=0)
     for number, params in enumerate((reading, SamplingParams(1, temperature=0.0), reading), 1):
         loop.mailbox.put(Request(number, tuple(prompts[-1]), params))
-        drain(loop)
+        run_dry(loop)
     found = [event.prefix.cached_tokens for event in events if event.prefix is not None]
     assert found[0] == found[2] == 0
     assert found[1] > 200
@@ -218,7 +213,7 @@ def test_the_logits_of_no_more_than_some_rows_are_there_at_once(
 
     model.head = watched
     loop.mailbox.put(Request(1, tuple(prompts[-1]), SamplingParams(0, prompt_logprobs=1)))
-    drain(loop)
+    run_dry(loop)
     check(events[0], prompts[-1], expected[len(prompts[-1])], top=1)
     assert max(rows) == 5
     assert sum(rows) >= len(prompts[-1]) - 1
@@ -237,7 +232,7 @@ def test_a_row_that_is_not_finite_ends_its_request_with_an_error(bad: int) -> No
     )
     for number, params in ((1, SamplingParams(0, prompt_logprobs=0)), (2, SamplingParams(1))):
         loop.mailbox.put(Request(number, tuple(range(50)), params))
-    drain(loop)
+    run_dry(loop)
     (event,) = of(events, 1)
     assert event.finish is FinishReason.ERROR
     assert event.message == "the model's output was not finite"

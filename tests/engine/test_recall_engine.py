@@ -14,7 +14,7 @@ from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backend import Segment
 from kvcache.layout import KVFormat, KVShape, KVSpec, paged_layout
 from kvcache.native_backends import PosixBackend
-from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop, steps
+from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop, run_dry, steps
 from tests.kvcache.managers import join, manager
 from tests.recall import RecallModel, WrongSlotError, recall, recall_many
 
@@ -28,12 +28,6 @@ def prompts(count: int, longest: int, seed: int) -> Iterator[list[int]]:
     rng = random.Random(seed)
     for _ in range(count):
         yield [rng.randrange(VOCAB) for _ in range(rng.randint(1, longest))]
-
-
-def run_dry(loop: EngineLoop) -> None:
-    """Steps until nothing is left to do."""
-    for _ in steps(loop):
-        pass
 
 
 def assert_empty(loop: EngineLoop) -> None:

@@ -12,7 +12,7 @@ from engine.step.plan import Closed, Forked, Opened, PendingToken
 from engine.types import Request, SamplingParams, TokenEvent
 from tests.engine import replay
 from tests.engine.replay import Begun, Event, Record, RecordingRunner, Submitted, Tokens, built
-from tests.engines import CONFIG, Scripted, steps
+from tests.engines import CONFIG, Scripted, run_dry
 
 PAGE_BYTES = 4096
 PROMPT = tuple(range(3, 90))
@@ -53,8 +53,7 @@ def recorded(folder: Path) -> tuple[Record, Tokens]:
     ):
         for request in crowd:
             loop.mailbox.put(request)
-        for _ in steps(loop):
-            pass
+        run_dry(loop)
     told: Tokens = {}
     for event in events:
         assert event.message is None

@@ -30,7 +30,7 @@ from server.text.calls.written import WrittenCalls
 from server.text.conversation import Conversation, Turn
 from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
-from tests.engines import SHAPE, VOCAB, recall_loop
+from tests.engines import SHAPE, VOCAB, recall_loop, started
 from tests.recall import RecallModel, positions_of, recall_many
 
 CHAT = "/v1/chat/completions"
@@ -144,7 +144,7 @@ def start_engine(
     """failing: an input token on which the model raises. non_finite: one after which its logits are
     not numbers. changes: fields of EngineConfig."""
     gate, script = Gate(), list[int]()
-    client = EngineClient(
+    client = started(
         lambda emit: recall_loop(
             emit,
             model=lambda shape, vocab: ScriptedModel(
@@ -161,7 +161,6 @@ def start_engine(
         max_backlog=max_backlog,
         max_share_ratio=max_share_ratio,
     )
-    client.start()
     return Engine(client, gate, script)
 
 

@@ -22,11 +22,10 @@ from jsonschema import Draft202012Validator, FormatChecker
 from tokenizers import pre_tokenizers
 
 from engine.build import build_engine, plan_engine
-from engine.client import EngineClient
 from engine.machine import machine_memory
 from engine.models.checkpoint import read_checkpoint
 from server.text.tokenizer import Tokenizer
-from tests.engines import CONFIG, ON_CPU
+from tests.engines import CONFIG, ON_CPU, started
 from tests.models import (
     PLAIN_ADDED_TOKENS,
     TEMPLATE,
@@ -288,12 +287,11 @@ async def server(folder: Path, tool_format: str) -> AsyncIterator[httpx2.AsyncCl
     )
     memory = replace(machine_memory(), available_bytes=2 * GIB)
     plan = plan_engine(config, checkpoint, memory, ON_CPU["posix"])
-    client = EngineClient(
+    client = started(
         lambda emit: build_engine(plan, config, lambda *_: None, emit),
         max_queue=AT_A_TIME,
         max_backlog=MAX_TOKENS,
     )
-    client.start()
     try:
         stops = frozenset(checkpoint.eos_token_ids)
         async with serving(client, Tokenizer(folder), stop_token_ids=stops) as (_, http):

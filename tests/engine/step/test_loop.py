@@ -27,6 +27,7 @@ from tests.engines import (
     Answers,
     greedy,
     recall_loop,
+    run_dry,
     steps,
     use_clock,
 )
@@ -49,8 +50,7 @@ def test_fault_08_a_step_that_fails_ends_its_requests_with_an_error_and_no_other
     loop.mailbox.put(greedy(1, [900], 5))
     loop.run_once()
     loop.mailbox.put(greedy(2, [5, 6], 5))
-    for _ in steps(loop):
-        pass
+    run_dry(loop)
     assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
     assert answers.messages[1] == "a step of the engine failed"
     assert answers.tokens[2] == recall_many([5, 6], 5, len(SHAPE.layers), VOCAB)
@@ -85,8 +85,7 @@ def test_fault_08_a_step_that_fails_after_its_appends_writes_nothing_later(
     # Shorter than the failed one: what that would have written has no memory now, and writing it
     # would end the process.
     loop.mailbox.put(greedy(2, [5, 6], 5))
-    for _ in steps(loop):
-        pass
+    run_dry(loop)
     assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
 
 
@@ -167,8 +166,7 @@ def test_idleness_gives_memory_back_but_for_one_heap() -> None:
     loop._runner.release_cache = lambda: freed.append(True)  # type: ignore[method-assign]
     for number in range(1, 6):
         loop.mailbox.put(greedy(number, list(range(150)), 3))
-    for _ in steps(loop):
-        pass
+    run_dry(loop)
     for _ in range(5):
         clock.now += 0.1
         loop.run_once()
@@ -189,8 +187,7 @@ def test_an_engine_whose_requests_wait_for_memory_is_not_idle(
     loop = recall_loop(Answers.empty(), idle_release_s=0.0, prefix_keep_s=0.0)
     use_clock(loop, clock)
     loop.mailbox.put(greedy(1, list(range(100)), 1))
-    for _ in steps(loop):
-        pass
+    run_dry(loop)
     deadline = time.monotonic() + 10.0
     while not (cached := loop._kv.stats().cached_bytes):
         assert time.monotonic() < deadline, "its buffer was never unmapped"
@@ -213,8 +210,7 @@ def test_prefixes_are_kept_longer_than_free_memory() -> None:
     loop = recall_loop(Answers.empty(), idle_release_s=2.0, prefix_keep_s=60.0)
     use_clock(loop, clock)
     loop.mailbox.put(greedy(1, list(range(150)), 3))
-    for _ in steps(loop):
-        pass
+    run_dry(loop)
     loop.run_once()
     for idle_s, cached_blocks in ((10.0, 9), (60.0, 0)):
         clock.now += idle_s
@@ -251,8 +247,7 @@ def test_a_request_with_penalties_survives_preemption() -> None:
                 100, temperature=1.0, seed=number, frequency_penalty=0.7, repetition_penalty=1.2
             )
             loop.mailbox.put(Request(number, tuple(range(number, 40)), params))
-        for _ in steps(loop):
-            pass
+        run_dry(loop)
         return answers, loop._scheduler.counters.preemptions
 
     roomy, none = run(64)

@@ -30,6 +30,7 @@ from tests.engines import (
     every_third,
     greedy,
     recall_loop,
+    run_dry,
     steps,
     use_clock,
 )
@@ -116,11 +117,6 @@ def rows(plan: StepPlan) -> list[tuple[int, int, int]]:
     return plan.segments
 
 
-def drain(loop: EngineLoop) -> None:
-    for _ in steps(loop):
-        pass
-
-
 def answer(prompt: list[int], count: int) -> list[int]:
     return recall_many(prompt, count, len(SHAPE.layers), VOCAB)
 
@@ -152,7 +148,7 @@ def test_overlapping_steps_say_bit_for_bit_what_steps_one_by_one_say(tiny_model:
             prompt = tuple(range(number, number + 30 * number))
             ruled = Scripted(every_third(256)) if number in (2, 6) else None
             loop.mailbox.put(Request(number, prompt, params, constraint=ruled))
-        drain(loop)
+        run_dry(loop)
         return events, [rows(plan) for plan in runner.plans], sum(runner.overlapped)
 
     one_by_one, their_rows, none = run(overlap=False)
@@ -191,7 +187,7 @@ def test_a_request_that_ends_at_its_length_wastes_no_row() -> None:
     loop = recall_loop(answers, overlap=True, max_model_len=60)
     for number, (prompt, most) in enumerate(((3, 1), (5, 2), (50, 30), (9, 20)), start=1):
         loop.mailbox.put(greedy(number, [number] * prompt, most))
-    drain(loop)
+    run_dry(loop)
     assert loop.stats.wasted_rows == 0
     assert [len(answers.tokens[n]) for n in (1, 2, 3, 4)] == [1, 2, 10, 20]
     for number, prompt in ((3, 50), (4, 9)):
@@ -207,7 +203,7 @@ def test_who_takes_the_place_of_one_that_has_ended_is_computed_from_its_own_toke
     for _ in range(3):
         loop.run_once()
     loop.mailbox.put(greedy(3, [5], 5))
-    drain(loop)
+    run_dry(loop)
     assert answers.tokens == {1: answer([1, 2], 20), 2: answer([3], 3), 3: answer([5], 5)}
 
 
@@ -223,7 +219,7 @@ def test_a_stop_token_wastes_one_row_whose_blocks_wait_for_its_epoch() -> None:
     issued, completed = epochs_of(loop._kv)
     assert issued == completed + 1, "its row of the next step is in flight"
     assert loop._kv.stats().quarantined_bytes > 0
-    drain(loop)
+    run_dry(loop)
     assert answers.finished == {1: FinishReason.STOP, 2: FinishReason.LENGTH}
     assert answers.tokens == {1: said[:5], 2: answer([8], 30)}
     assert loop.stats.wasted_rows == 1
@@ -238,7 +234,7 @@ def test_who_is_aborted_in_flight_is_heard_of_no_more() -> None:
     for _ in range(4):
         loop.run_once()
     loop.mailbox.put(Abort(1))
-    drain(loop)
+    run_dry(loop)
     assert answers.finished == {1: FinishReason.ABORTED, 2: FinishReason.LENGTH}
     assert answers.tokens[1] == answer([1, 2], 50)[: len(answers.tokens[1])]
     assert answers.tokens[2] == answer([3], 20)
@@ -271,7 +267,7 @@ def test_who_is_aborted_while_its_prompt_is_in_flight_wastes_no_result() -> None
     loop.mailbox.put(greedy(1, list(range(300)), 5))
     loop.run_once()
     loop.mailbox.put(Abort(1))
-    drain(loop)
+    run_dry(loop)
     assert answers.finished == {1: FinishReason.ABORTED}
     assert loop.stats.wasted_rows == 0
     assert loop._kv.stats().live_bytes == 0
@@ -302,7 +298,7 @@ def test_whoever_needs_the_tokens_before_is_begun_ahead_like_all_others(
         for _ in range(3):
             loop.run_once()
         loop.mailbox.put(kind(2, [7, 8], params))
-        drain(loop)
+        run_dry(loop)
         return answers, runner
 
     answers, runner = run(overlap=True)
@@ -370,7 +366,7 @@ def test_masks_are_made_while_the_device_computes_what_they_are_for(
     order.watch(monkeypatch)
     params = SamplingParams(5, temperature=0.0)
     loop.mailbox.put(Request(1, (1, 2), params, constraint=Scripted(order.allowed)))
-    drain(loop)
+    run_dry(loop)
     assert order.notes == ["graph", "mask", "sample", *steady * 4, "read"]
     assert len(answers.tokens[1]) == 5
 
@@ -388,7 +384,7 @@ def test_a_device_that_takes_whole_steps_is_handed_each_once(
     loop._runner._takes_whole_steps = True  # type: ignore[attr-defined]
     monkeypatch.setattr(mx, "async_eval", watched)
     loop.mailbox.put(greedy(1, [1, 2], 10))
-    drain(loop)
+    run_dry(loop)
     assert handed == loop._pipeline.num_retired == 10
 
 
@@ -399,7 +395,7 @@ def test_memory_is_taken_from_nobody_in_flight() -> None:
     loop = recall_loop(answers, overlap=True, kv_budget_bytes=16 * block, max_model_len=200)
     for number in range(1, 6):
         loop.mailbox.put(greedy(number, list(range(number, 40)), 100))
-    drain(loop)
+    run_dry(loop)
     assert loop._scheduler.counters.preemptions > 0
     assert loop.stats.wasted_rows == 0
     for number in range(1, 6):
@@ -425,7 +421,7 @@ def test_fault_08_a_step_that_cannot_be_begun_lets_the_one_in_flight_speak_first
     assert answers.tokens[2] == answer([3], 1)
     assert answers.finished == dict.fromkeys((1, 2, 3), FinishReason.ERROR)
     loop.mailbox.put(greedy(4, [5, 6], 5))
-    drain(loop)
+    run_dry(loop)
     assert answers.tokens[4] == answer([5, 6], 5)
 
 
@@ -440,7 +436,7 @@ def test_fault_08_when_a_step_fails_those_that_only_the_next_one_had_live_on() -
     loop.run_once()
     assert runner.calls[-3:] == [("begin", 3), ("read", 2), ("cancel", 3)]
     assert answers.finished == {1: FinishReason.ERROR}
-    drain(loop)
+    run_dry(loop)
     assert answers.tokens[1] == answer([1, 2], 1)
     assert answers.tokens[2] == answer(list(range(30)), 5)
     assert rows(runner.plans[3]) == [(2, 0, 30)], "computed again from the first token"
@@ -465,7 +461,7 @@ def test_fault_08_no_mask_is_made_for_a_step_that_was_cancelled() -> None:
     loop.run_once()
     assert runner.calls[-2:] == [("read", 2), ("cancel", 3)]
     assert asked == []
-    drain(loop)
+    run_dry(loop)
     assert asked == [0, 1, 2, 3, 4]
     assert answers.tokens[2] == answer([3, 4], 5)
 
@@ -485,7 +481,7 @@ def test_fault_08_a_step_whose_tokens_cannot_be_chosen_fails_alone(
         patch.setattr("engine.step.runner.sample", broken)
         loop.run_once()
     loop.mailbox.put(greedy(2, [5], 4))
-    drain(loop)
+    run_dry(loop)
     assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
     assert len(answers.tokens[1]) == 1
     assert answers.tokens[2] == answer([5], 4)
@@ -561,7 +557,7 @@ def test_rows_that_are_not_finite_end_their_request_and_its_row_in_flight() -> N
     )
     loop.mailbox.put(greedy(1, [1, 2], 20))
     loop.mailbox.put(greedy(2, [5], 20))
-    drain(loop)
+    run_dry(loop)
     assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
     assert answers.tokens == {1: said[:2], 2: answer([5], 20)}
     assert (loop.stats.failed_rows, loop.stats.wasted_rows) == (1, 1)

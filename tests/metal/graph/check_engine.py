@@ -19,7 +19,7 @@ from engine.types import Request, SamplingParams
 from kvcache.kv_backends import KVBackend, KVBackendChoice
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import YARN
-from tests.engines import CONFIG, Answers, steps
+from tests.engines import CONFIG, Answers, run_dry
 from tests.metal.graph import _standin
 from tests.metal.graph.stage import take_mistakes
 from tests.models import ModelSpec, write_model
@@ -109,8 +109,7 @@ def said(
         loop.mailbox.put(Request(number, prompt, greedy, system_tokens=known))
         if number == FORKED:
             loop.mailbox.put(Request(number + 100, prompt, greedy, fork_of=number))
-    for _ in steps(loop):
-        pass
+    run_dry(loop)
     counters = loop._scheduler.counters
     found, preempted = counters.cached_prompt_tokens, counters.preemptions
     loop.close()

@@ -17,7 +17,7 @@ from engine.models.checkpoint import read_checkpoint
 from engine.step.runner import ModelRunner
 from engine.types import Request, SamplingParams
 from kvcache.kv_backends import KVBackend, KVBackendChoice
-from tests.engines import Answers, steps
+from tests.engines import Answers, run_dry
 from tests.metal.graph import _standin
 from tests.metal.graph.check_engine import CONFIGURED, ROOMY, SPEC
 from tests.models import write_model
@@ -73,8 +73,7 @@ def test_of_the_next_step_the_device_has(
     monkeypatch.setattr(mx, "async_eval", watch.over(mx.async_eval, watch.handed))
     monkeypatch.setattr(mx, "eval", watch.over(mx.eval, watch.ended))
     loop.mailbox.put(Request(1, (1, 2, 3), SamplingParams(TOKENS, temperature=0.0)))
-    for _ in steps(loop):
-        pass
+    run_dry(loop)
     monkeypatch.undo()
     loop.close()
     assert len(watch.ended) == TOKENS

@@ -11,6 +11,7 @@ from engine.client import EngineClient
 from server.text.tokenizer import Tokenizer
 from tests.engine.hybrid_engines import hybrid_loop, load_hybrid
 from tests.engine.models.hybrids import write_hybrid
+from tests.engines import started
 from tests.server.harness import CHAT, COMPLETIONS, DEADLINE_S, eventually, prompt, serving
 from tests.server.metrics.scraping import Samples, scrape, value
 
@@ -25,12 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def client(folder: Path) -> Iterator[EngineClient]:
-    made = EngineClient(
-        lambda emit: hybrid_loop(*load_hybrid(folder), emit, max_len=512, kv_budget_bytes=4 << 20),
-        max_queue=64,
-        max_backlog=4096,
+    made = started(
+        lambda emit: hybrid_loop(*load_hybrid(folder), emit, max_len=512, kv_budget_bytes=4 << 20)
     )
-    made.start()
     yield made
     made.stop(DEADLINE_S)
 

@@ -13,7 +13,7 @@ from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.step.loop import EngineLoop
 from engine.types import Request, SamplingParams
-from tests.engines import CONFIG, ON_CPU, Answers, steps
+from tests.engines import CONFIG, ON_CPU, Answers, run_dry
 from tests.models import ModelSpec, write_model
 from tests.reference import load_reference
 
@@ -66,8 +66,7 @@ def answers_of(
     params = replace(GREEDY, max_tokens=new_tokens)
     for number, ids in prompts.items():
         loop.mailbox.put(Request(number, tuple(ids), params))
-    for _ in steps(loop):
-        pass
+    run_dry(loop)
 
 
 def check_greedy_answers(
