@@ -143,6 +143,17 @@ async def http(app: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
 
 
 @pytest.fixture
+def broken(app: FastAPI) -> str:
+    """A route that has a bug."""
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError("the secret of the house")
+
+    return "/broken"
+
+
+@pytest.fixture
 def own_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The log may be configured: afterwards it is as before."""
     root = logging.getLogger()

@@ -25,21 +25,16 @@ from server.cli.model_files import (
 from server.cli.plan import plan_model
 from server.cli.serve import serve_model
 from server.cli.settings import read_settings
-from server.config import MIB, Config, SettingError, Tables, engine_config
+from server.config import MIB, Config, SettingError, engine_config
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer, TokenizerError
 from tests.engine.models.hybrids import write_hybrid
 from tests.hostile_models import HOSTILE, spoil
 from tests.kvcache.metal_double import Device
 from tests.models import TEMPLATE, TINY, write_embedding_model, write_model, write_tokenizer
-from tests.server.commands import MODEL, Run, one_sentence
+from tests.server.commands import MODEL, SMALL, Run, one_sentence
 
 GIB = 1024 * MIB
-SMALL: Tables = {
-    "server": {"port": 0},
-    "engine": {"max_num_seqs": 2, "max_model_len": 256, "max_num_batched_tokens": 64},
-    "cache": {"kv_budget": 8 * MIB, "heap_size": MIB, "free_slack": MIB, "page_size": 4096},
-}
 
 
 # --- the engine's settings ----------------------------------------------------------------------

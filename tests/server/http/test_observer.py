@@ -4,7 +4,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
@@ -66,12 +65,8 @@ def finished(samples: Samples) -> dict[str, float]:
 
 
 async def test_every_request_is_counted_by_route_and_status(
-    app: FastAPI, http: httpx2.AsyncClient
+    broken: str, http: httpx2.AsyncClient
 ) -> None:
-    @app.get("/broken")
-    async def broken() -> None:
-        raise RuntimeError("a bug")
-
     await http.post(CHAT, json=chat(max_tokens=1))
     await http.post(CHAT, json=chat(max_tokens=1, stream=True))
     await http.post(CHAT, json={})
@@ -81,7 +76,7 @@ async def test_every_request_is_counted_by_route_and_status(
     await http.get("/v1/models/recall")
     await http.get("/v1/models/other")
     await http.get("/nowhere")
-    await http.get("/broken")
+    await http.get(broken)
     await http.post(CHAT, content=b" " * (9 * 1024**2))
     samples = await scrape(http)
     counted = requests(samples)
@@ -95,11 +90,11 @@ async def test_every_request_is_counted_by_route_and_status(
         ("/v1/models/{name:path}", "404"): 1,
         ("none", "404"): 1,
         ("none", "413"): 1,
-        ("/broken", "500"): 1,
+        (broken, "500"): 1,
     }
     name = "quire_http_request_duration_seconds_count"
     assert value(samples, name, endpoint=CHAT) == 5
-    assert value(samples, name, endpoint="/broken") == 1
+    assert value(samples, name, endpoint=broken) == 1
 
 
 async def test_a_client_that_left_is_counted_as_one(tokenizer: Tokenizer) -> None:
@@ -355,12 +350,8 @@ async def test_threat_22_one_id_in_headers_error_and_log(
     assert line["request_id"] == found
 
 
-async def test_an_answer_to_a_bug_has_its_id_too(app: FastAPI, http: httpx2.AsyncClient) -> None:
-    @app.get("/broken")
-    async def broken() -> None:
-        raise RuntimeError("a bug")
-
-    response = await http.get("/broken", headers={"X-Request-Id": "mine-2"})
+async def test_an_answer_to_a_bug_has_its_id_too(broken: str, http: httpx2.AsyncClient) -> None:
+    response = await http.get(broken, headers={"X-Request-Id": "mine-2"})
     assert (response.status_code, response.headers["x-request-id"]) == (500, "mine-2")
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from engine.client import TokenStream
 from engine.types import (
     BlockHashes,
     EngineDeadError,
@@ -17,7 +16,6 @@ from engine.types import (
     PrefixSalt,
     PromptTooLongError,
     QueueFullError,
-    SamplingParams,
     Submission,
     TokenEvent,
 )
@@ -26,8 +24,10 @@ from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL, SHUTTING_DO
 from server.ray.remote_engine import RemoteEngine, routed_text
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.worker import WorkerBusyError
+from tests.engine.test_client import params, read
 from tests.engines import SHAPE, VOCAB
 from tests.recall import recall_many
+from tests.server.harness import eventually
 from tests.server.ray.local_replicas import LocalReplicas, sent_form, shared
 
 WAIT_S = 10.0
@@ -45,24 +45,6 @@ async def engine_of(replicas: LocalReplicas, **options: Any) -> AsyncIterator[Re
         engine.end_all(SHUTTING_DOWN)
         await asyncio.sleep(0.01)
         replicas.stop()
-
-
-def params(max_tokens: int = 10) -> SamplingParams:
-    return SamplingParams(max_tokens, temperature=0.0)
-
-
-async def read(stream: TokenStream) -> list[TokenEvent]:
-    events: list[TokenEvent] = []
-    while batch := await stream.next_batch(WAIT_S):
-        events += batch
-    return events
-
-
-async def eventually(true: "object") -> None:
-    assert callable(true)
-    async with asyncio.timeout(WAIT_S):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 def tokens(events: list[TokenEvent]) -> list[int | None]:

@@ -12,11 +12,10 @@ from structlog.testing import capture_logs
 from engine.types import Request
 from server.protocol.responses.tools import joined_name
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import END, Engine, engine_fixture, ids_of, told
+from tests.server.harness import END, Engine, Json, engine_fixture, ids_of, told
 from tests.server.routes.test_messages import MESSAGES, added_up, events_of
 from tests.server.routes.test_responses import RESPONSES
 
-Json = dict[str, Any]
 LEFT_OUT = "X-History-Left-Out"
 USER, CALL_ID = {"role": "user", "content": "Hello"}, "t1"
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}

@@ -8,9 +8,7 @@ import pytest
 from engine.client import EngineClient
 from engine.types import Submission
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import CHAT, Engine, chat, ids_of, posted, token_id
-
-END = "<|im_end|>"
+from tests.server.harness import CHAT, END, Engine, chat, ids_of, posted, token_id
 
 
 async def answer(http: httpx2.AsyncClient, **fields: Any) -> dict[str, Any]:

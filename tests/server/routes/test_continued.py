@@ -8,10 +8,9 @@ import pytest
 
 from engine.types import Request
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import CHAT, COMPLETIONS, Engine, events, ids_of, posted
+from tests.server.harness import CHAT, COMPLETIONS, END, Engine, events, ids_of, posted
 
 MESSAGES, RESPONSES, TOKENIZE = "/v1/messages", "/v1/responses", "/tokenize"
-END = "<|im_end|>"
 ASKED = [{"role": "user", "content": "Hello"}]
 PROMPT = f"<|im_start|>user\nHello{END}\n<|im_start|>assistant\n"
 SILENT = "<think>\n\n</think>\n\n"

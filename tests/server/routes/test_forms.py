@@ -15,7 +15,6 @@ from server.text.grammar.worker import GrammarLimits
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import CHAT, Engine, chat, events, finish_of, told
 
-END = "<|im_end|>"
 ADDED = ("<think>", "</think>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
 JSON_OBJECT: dict[str, Any] = {"response_format": {"type": "json_object"}}
 # Seconds of processor time, and half a GiB.

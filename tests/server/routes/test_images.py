@@ -11,9 +11,8 @@ from structlog.testing import capture_logs
 from engine.types import Request
 from server.config import Config, ImagesSection, UnseenRule
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import CHAT, Engine, serving
+from tests.server.harness import CHAT, Engine, Json, serving
 
-Json = dict[str, Any]
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 COUNTS = {
     CHAT: ("/tokenize", "count"),

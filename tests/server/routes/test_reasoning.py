@@ -14,6 +14,7 @@ from tests.server.harness import (
     CHAT,
     END,
     Engine,
+    Json,
     chat,
     engine_fixture,
     events,
@@ -25,7 +26,6 @@ from tests.server.harness import (
 CALL = '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'
 WAIT = {"type": "function", "function": {"name": "wait"}}
 THOUGHTS = ("reasoning", "reasoning_content")
-Json = dict[str, Any]
 
 
 engine = engine_fixture(max_model_len=900, prefix_keep_s=1000.0)

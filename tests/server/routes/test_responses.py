@@ -1,7 +1,6 @@
 """Responses over HTTP: what is answered, streamed, stored and continued."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -15,17 +14,19 @@ from tests.server.harness import (
     MODEL,
     Connection,
     Engine,
+    Json,
     engine_fixture,
     eventually,
     ids_of,
+    own_engine,
     posted,
     recalled_text,
     serving,
-    start_engine,
     talk,
     token_id,
     told,
 )
+from tests.server.routes.test_messages import events_of
 
 RESPONSES = "/v1/responses"
 PARAMETERS = {
@@ -38,19 +39,10 @@ LOOK = {"type": "function", "name": "look", "parameters": PARAMETERS}
 CHAT_LOOK = {"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "a"}}\n</tool_call>'
 TURN = f"<think>\nHm.\n</think>\n\nSure.\n{CALL}"
-Json = dict[str, Any]
 
 
 # With room for tools in its prompts.
 engine = engine_fixture(max_model_len=900, prefix_keep_s=1000.0)
-
-
-@pytest.fixture
-def failing(tokenizer: Tokenizer) -> Iterator[Engine]:
-    """Fails at a Z."""
-    started = start_engine(failing=ids_of(tokenizer, "Z")[0])
-    yield started
-    started.stop()
 
 
 @pytest.fixture
@@ -88,13 +80,8 @@ async def stream(http: httpx2.AsyncClient, given: Any = "Hello", **fields: Any) 
 
 
 def events(text: str) -> list[Json]:
-    """The events, each of which is named by its type."""
-    found = []
-    for block in text.removesuffix("\n\n").split("\n\n"):
-        if not block.startswith(":"):
-            name, data = block.split("\n")
-            found.append(json.loads(data.removeprefix("data: ")))
-            assert name == f"event: {found[-1]['type']}"
+    """The events, which are numbered."""
+    found = events_of(text)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
@@ -239,9 +226,9 @@ async def test_a_stream_says_the_same_piece_by_piece_and_has_no_other_end(
 
 @pytest.mark.parametrize("as_stream", [True, False])
 async def test_a_fault_of_the_engine_is_a_failed_response(
-    tokenizer: Tokenizer, failing: Engine, as_stream: bool
+    tokenizer: Tokenizer, as_stream: bool
 ) -> None:
-    async with told(failing, tokenizer) as http:
+    async with own_engine(tokenizer, failing=ids_of(tokenizer, "Z")[0]) as (_, _, http):
         if not as_stream:
             whole = await http.post(RESPONSES, json=body("Z"))
             assert whole.status_code == 500

@@ -71,6 +71,9 @@ class Several:
         return process.pid
 
 
+Make = Callable[..., Several]
+
+
 @dataclass
 class Source:
     """One of them."""
@@ -101,7 +104,7 @@ class Source:
 
 
 @pytest.fixture
-def several(tmp_path: Path) -> Callable[..., Several]:
+def several(tmp_path: Path) -> Make:
     """Makes the models a, b and c. budget_bytes: for all of them, unless less is said."""
 
     def make(

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -20,9 +19,8 @@ from server.supervisor.front import match_name
 from server.supervisor.process import ModelProcess
 from tests.engine.test_power import Machine
 from tests.server.harness import CHAT, eventually
-from tests.server.supervisor.conftest import Several, served
+from tests.server.supervisor.conftest import Make, served
 
-Make = Callable[..., Several]
 KEY = "a-key-of-sixteen-characters"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 ANTHROPIC = {"anthropic-version": "2023-06-01"}

@@ -4,7 +4,6 @@ import asyncio
 import math
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,9 +20,8 @@ from server.supervisor.models import (
 )
 from server.supervisor.process import ANSWER_TIMEOUT_S, LoadError
 from tests.server.harness import CHAT, eventually
-from tests.server.supervisor.conftest import NEEDS, Several, Source, served
+from tests.server.supervisor.conftest import NEEDS, Make, Source, served
 
-Make = Callable[..., Several]
 JSON = {"content-type": "application/json"}
 # Of the budget: a model with its least K and V takes 120, with all that it can use 150.
 ROOM_FOR_TWO, ROOM_FOR_ONE = 260, 150

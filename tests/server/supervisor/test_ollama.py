@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,9 +13,8 @@ from pydantic_core import from_json
 from server.supervisor import process
 from server.supervisor.process import LoadError
 from tests.server.harness import eventually
-from tests.server.supervisor.conftest import NEEDS, Several, served
+from tests.server.supervisor.conftest import NEEDS, Make, served
 
-Make = Callable[..., Several]
 CHAT, GENERATE, PS = "/api/chat", "/api/generate", "/api/ps"
 TALK = [{"role": "user", "content": "Hello"}]
 

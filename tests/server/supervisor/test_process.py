@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ from structlog.testing import capture_logs
 from server.supervisor import process
 from server.supervisor.process import MAX_REASON_CHARS, LoadError, ModelProcess
 from tests.server.harness import CHAT, DEADLINE_S, eventually
-from tests.server.supervisor.conftest import Several, served
+from tests.server.supervisor.conftest import Make, served
 from tests.server.supervisor.test_models import ROOM_FOR_ONE, ask
 
-Make = Callable[..., Several]
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
 LATE = "its process made no progress for"
 
