@@ -17,22 +17,13 @@ from engine.planning.estimate import (
 )
 from engine.planning.memory import BF16, Packing, read_shape, weights_bytes
 from kvcache.memory_budget import BudgetError
-from tests.engines import CONFIG
+from tests.engine.planning.test_capacity import SERVER as AT_4096
 from tests.families import PUBLISHED
 from tests.models import QWEN3_4B, write_config
 
 GIB = 1024**3
 FOUR_BITS = {"group_size": 64, "bits": 4}
-SERVER = replace(
-    CONFIG,
-    page_bytes=None,
-    heap_bytes=64 * 1024**2,
-    headroom_bytes=None,
-    kv_budget_bytes=None,
-    max_model_len=None,
-    max_num_seqs=32,
-    max_num_batched_tokens=2048,
-)
+SERVER = replace(AT_4096, kv_budget_bytes=None, max_model_len=None)
 
 
 def mac(name: str = "M4 Pro") -> Device:

@@ -262,26 +262,6 @@ def test_a_cache_that_may_only_be_read_is_no_error(
 # --- refusals ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("token", "how"),
-    [(None, "then set HF_TOKEN to a token of yours, or run `hf auth login`"), ("hf_x", "not been")],
-)
-def test_a_gated_model_says_what_to_do(
-    token: str | None,
-    how: str,
-    hub: Hub,
-    tiny_files: Files,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hub.push("someone/model", tiny_files)
-    hub.gated.add("someone/model")
-    monkeypatch.setattr(hub_module, "get_token", lambda: token)
-    with pytest.raises(ModelNotFoundError) as caught:
-        find_model("someone/model")
-    assert f"accept its licence at {hub.url}/someone/model; " in str(caught.value)
-    assert how in str(caught.value)
-
-
 def test_weights_are_refused_offline_and_the_small_files_too(
     hub: Hub, tiny_files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:

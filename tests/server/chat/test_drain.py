@@ -49,12 +49,6 @@ def service(own_engine: Engine, tokenizer: Tokenizer) -> Service:
     return make_service(own_engine.client, tokenizer, Config())
 
 
-@pytest.fixture
-async def app(service: Service) -> AsyncIterator[FastAPI]:
-    async with running(service) as app:
-        yield app
-
-
 @asynccontextmanager
 async def begun(
     app: FastAPI, service: Service, path: str, **fields: object

@@ -90,14 +90,25 @@ def test_what_nobody_could_serve_is_named_before_a_byte_of_weights_and_by_quire_
     assert terminal.stream.getvalue() == ""
 
 
-def test_a_gated_model_is_refused_before_a_byte_of_its_weights(
-    hub: Hub, tiny_files: Files, quire: Run
+@pytest.mark.parametrize(
+    ("token", "how"),
+    [(None, "then set HF_TOKEN to a token of yours, or run `hf auth login`"), ("hf_x", "not been")],
+)
+def test_a_gated_model_is_refused_with_what_to_do_before_a_byte_of_it(
+    token: str | None,
+    how: str,
+    hub: Hub,
+    tiny_files: Files,
+    quire: Run,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub.push("someone/model", tiny_files)
     hub.gated.add("someone/model")
+    monkeypatch.setattr(hub_module, "get_token", lambda: token)
     result = quire("pull", "someone/model")
     assert result.exit_code == MODEL
-    assert "the model is gated: accept its licence at http" in result.stderr
+    assert f"gated: accept its licence at {hub.url}/someone/model; " in result.stderr
+    assert how in result.stderr
     assert hub.sent_bytes == {}
 
 

@@ -17,7 +17,6 @@ from tests.server.harness import (
     Json,
     engine_fixture,
     eventually,
-    http_client,
     own_engine,
     serving,
 )
@@ -36,15 +35,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture
-async def embedder(pools: Engine, texts: Tokenizer) -> AsyncIterator[FastAPI]:
+async def app(pools: Engine, texts: Tokenizer) -> AsyncIterator[FastAPI]:
     async with serving(pools.client, texts) as (app, _):
         yield app
-
-
-@pytest.fixture
-async def http(embedder: FastAPI) -> AsyncIterator[httpx2.AsyncClient]:
-    async with http_client(embedder) as client:
-        yield client
 
 
 async def test_vectors_are_those_of_openais_api(http: httpx2.AsyncClient) -> None:

@@ -129,12 +129,9 @@ async def test_a_grammar_is_lark_or_gbnf(tokenizer: Tokenizer, grammar: str) -> 
     ("spec", "says"),
     [
         (output("json_schema", {"not": {"a": 1}}), "not at # is not supported"),
-        (output("json_schema", {"oneOf": [{"minLength": 1}, {"minLength": 2}]}), "oneOf"),
-        (output("json_schema", {"type": "string", "pattern": "(?=a)"}), "look-around"),
         (output("json_schema", {"$ref": "#"}), "no answer"),
         (output("json_schema", {"allOf": [{"type": "null"}, {"type": "object"}]}), "no answer"),
         (output("json_schema", 3), "must be an object"),
-        (output("regex", "("), "pattern cannot be used: unclosed group, at character 1"),
         (output("regex", ""), "it must be a text"),
         (output("regex", "a\ud800"), "halves of characters"),
         (output("regex", None), "it must be a text"),
