@@ -79,6 +79,14 @@ class ModelSpec:
 
 
 TINY = ModelSpec()
+SMALL = ModelSpec(
+    num_hidden_layers=4,
+    hidden_size=128,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=256,
+    vocab_size=512,
+)
 # Huggingface's Qwen/Qwen3-4B.
 QWEN3_4B = ModelSpec(
     num_hidden_layers=36,

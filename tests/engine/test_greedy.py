@@ -14,18 +14,10 @@ from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.types import Request, SamplingParams
 from tests.engines import CONFIG, ON_CPU, Answers, run_dry, started
-from tests.models import ModelSpec, write_model
+from tests.models import SMALL, write_model
 from tests.reference import load_reference
 
-SPEC = ModelSpec(
-    num_hidden_layers=4,
-    hidden_size=128,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    head_dim=32,
-    intermediate_size=256,
-    vocab_size=1024,
-)
+SPEC = replace(SMALL, num_attention_heads=6, vocab_size=1024)
 LENGTHS = (1, 2, 63, 64, 65, 400, 1500)
 NEW_TOKENS = 24
 ENGINE = replace(

@@ -32,18 +32,10 @@ from tests.engine.models.test_forward import LLAMA3, YARN
 from tests.engines import CONFIG, Answers, Scripted, every_third, greedy, run_dry, started, steps
 from tests.kvcache.managers import epochs_of
 from tests.kvcache.metal_double import Device, install
-from tests.models import ModelSpec, write_model
+from tests.models import SMALL, write_model
 from tests.reference import load_reference
 
-SPEC = ModelSpec(
-    num_hidden_layers=2,
-    hidden_size=128,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=64,
-    intermediate_size=256,
-    vocab_size=512,
-)
+SPEC = replace(SMALL, num_hidden_layers=2, head_dim=64)
 KINDS = (KVBackend.SPARSE, KVBackend.PAGED, KVBackend.METAL_DENSE)
 MACHINE = MachineMemory(1 << 32, 1 << 32, 1 << 30, on_gpu=True)
 GPU = replace(

@@ -16,18 +16,10 @@ from kvcache.layout import KVFormat, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.native_backends import NativeStates, PosixBackend
 from tests.kvcache.managers import manager
-from tests.models import ModelSpec, write_model
+from tests.models import SMALL, ModelSpec, write_model
 from tests.reference import load_reference
 
-SPEC = ModelSpec(
-    num_hidden_layers=4,
-    hidden_size=128,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    intermediate_size=256,
-    vocab_size=512,
-)
+SPEC = SMALL
 NUM_SLOTS = 24
 
 

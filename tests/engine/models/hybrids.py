@@ -1,6 +1,7 @@
 """Random hybrids of Qwen's, as MLX's tools and as the hub have them; steps of ours."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,17 +17,9 @@ from tests.families import QWEN3_5_MOE as QWEN3_5_MOE
 from tests.families import QWEN3_NEXT as QWEN3_NEXT
 from tests.families import names_apart, names_fused
 from tests.kvcache.managers import join
-from tests.models import ModelSpec, write_model
+from tests.models import SMALL, ModelSpec, write_model
 
-SPEC = ModelSpec(
-    num_hidden_layers=6,
-    hidden_size=128,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=64,
-    intermediate_size=256,
-    vocab_size=512,
-)
+SPEC = replace(SMALL, num_hidden_layers=6, head_dim=64)
 EIGHT_BITS = {"bits": 8, "group_size": 64}
 MIXED: dict[str, Any] = {
     "bits": 4,

@@ -22,17 +22,9 @@ from tests.engine.models.test_forward import YARN
 from tests.engines import CONFIG, Answers, run_dry
 from tests.metal.graph import _standin
 from tests.metal.graph.stage import take_mistakes
-from tests.models import ModelSpec, write_model
+from tests.models import SMALL, write_model
 
-SPEC = ModelSpec(
-    num_hidden_layers=3,
-    hidden_size=128,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    head_dim=64,
-    intermediate_size=256,
-    vocab_size=512,
-)
+SPEC = replace(SMALL, num_hidden_layers=3, num_attention_heads=6, head_dim=64)
 MIB = 1 << 20
 ROOMY, TIGHT = 64 * MIB, 2 * MIB
 TWO_AT_ONCE = 6 * MIB  # for whose states there are slots

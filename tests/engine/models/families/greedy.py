@@ -14,18 +14,10 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.step.loop import EngineLoop
 from engine.types import Request, SamplingParams
 from tests.engines import CONFIG, ON_CPU, Answers, run_dry
-from tests.models import ModelSpec, write_model
+from tests.models import SMALL, write_model
 from tests.reference import load_reference
 
-SPEC = ModelSpec(
-    num_hidden_layers=4,
-    hidden_size=128,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    intermediate_size=256,
-    vocab_size=1024,
-)
+SPEC = replace(SMALL, vocab_size=1024)
 LENGTHS = (1, 63, 64, 65, 300, 600)
 NEW_TOKENS = 24
 # An answer that says one token again and again would prove little.
