@@ -156,8 +156,6 @@ class Tokenizer:
         """``path`` is the model's folder. ``settings`` may allow special tokens in messages."""
         files = read_tokenizer(path)
         self.fast: FastTokenizer = files.fast
-        self.fast.no_padding()
-        self.fast.no_truncation()
         # The file may set padding and truncation, which would silently change prompts.
         self.fast.no_padding()
         self.fast.no_truncation()
