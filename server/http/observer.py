@@ -1,6 +1,8 @@
 """Observes all requests: gives each request an id, counts it, and logs it."""
 
 import traceback
+from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,26 +35,19 @@ QUIET_ROUTES = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
 class RequestObserver:
     """Counts and logs every request, as the outermost ASGI application. The log has an exception's
     types and source lines. It has no message: a message may repeat a client's text."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        metrics: HttpMetrics,
-        recent: RecentRequests,
-        *,
-        logs_requests: bool,
-        model: str | None = None,
-    ) -> None:
-        """``recent`` stores ended requests. ``model`` is None if there are several models."""
-        self._app = app
-        self._metrics = metrics
-        self._recent = recent
-        self._logs_requests = logs_requests
-        self._model = model
-        self._log = structlog.get_logger("quire.requests")
+    app: ASGIApp
+    metrics: HttpMetrics
+    recent: RecentRequests
+    """Stores ended requests."""
+    logs_requests: bool
+    model: str | None = None
+    """The name of the model, or None if there are several models."""
+    log: Any = field(default_factory=lambda: structlog.get_logger("quire.requests"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Count the response when it begins, because then the route is known."""
@@ -61,9 +56,9 @@ class RequestObserver:
             await scope["app"].router(scope, receive, send)
             return
         safe_send = adding(SAFE_HEADERS, send)
-        exchange = Exchange(scope, receive, safe_send, self._metrics, self._model)
+        exchange = Exchange(scope, receive, safe_send, self.metrics, self.model)
         try:
-            await self._app(scope, exchange.receive, exchange.send)
+            await self.app(scope, exchange.receive, exchange.send)
         except Exception as error:
             exchange.failed_at = places_of(error)
         finally:
@@ -74,15 +69,15 @@ class RequestObserver:
             return
         exchange.count()
         seconds = exchange.times.clock() - exchange.times.arrived
-        self._metrics.request_ended(exchange.endpoint, seconds)
-        self._recent.add(exchange.times)
+        self.metrics.request_ended(exchange.endpoint, seconds)
+        self.recent.add(exchange.times)
         if exchange.failed_at:
             # If the client has left, the exception only says that the connection broke.
-            write = self._log.debug if exchange.left else self._log.error
+            write = self.log.debug if exchange.left else self.log.error
             write("request failed", endpoint=exchange.endpoint, at=exchange.failed_at)
-        if self._logs_requests:
+        if self.logs_requests:
             quiet = exchange.endpoint in QUIET_ROUTES
-            write = self._log.debug if quiet else self._log.info
+            write = self.log.debug if quiet else self.log.info
             write("request", **exchange.line(seconds))
 
 
