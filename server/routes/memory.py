@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from pydantic_core import to_json
 
@@ -17,41 +18,35 @@ MAX_AGE_S = 0.1
 ENGINE_WAIT_S = 1.0
 
 
+@dataclass(slots=True)
 class MemoryMapCache:
     """Keeps the newest memory map as JSON. Only the event loop's thread may use this object."""
 
-    def __init__(
-        self,
-        client: ServingEngine,
-        *,
-        wait_s: float = ENGINE_WAIT_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``wait_s`` is the maximum time that ``get`` waits for a new map."""
-        self._client = client
-        self._wait_s = wait_s
-        self._clock = clock
-        self._asking: asyncio.Task[None] | None = None
-        self._newest: tuple[bytes, float] | None = None
+    client: ServingEngine
+    wait_s: float = ENGINE_WAIT_S
+    """The maximum time that ``get`` waits for a new map."""
+    clock: Callable[[], float] = time.monotonic
+    _asking: "asyncio.Task[None] | None" = None
+    _newest: tuple[bytes, float] | None = None
 
     async def get(self) -> tuple[bytes, float] | None:
         """Return the newest map as JSON, and the map's age in seconds. The map is old if the engine
         has ended or is late. Return None if there is no map yet."""
-        if self._asking is None and self._age_s() > MAX_AGE_S and self._client.alive:
+        if self._asking is None and self._age_s() > MAX_AGE_S and self.client.alive:
             self._asking = asyncio.create_task(self._ask())
         if self._asking is not None:
             # A timeout does not cancel the task, so a stuck engine gets no second request.
-            await asyncio.wait((self._asking,), timeout=self._wait_s)
+            await asyncio.wait((self._asking,), timeout=self.wait_s)
         return None if self._newest is None else (self._newest[0], self._age_s())
 
     def _age_s(self) -> float:
-        return float("inf") if self._newest is None else self._clock() - self._newest[1]
+        return float("inf") if self._newest is None else self.clock() - self._newest[1]
 
     async def _ask(self) -> None:
         try:
             with suppress(EngineDeadError):
-                memory_map = await self._client.memory_map()
-                taken_at = self._clock()
+                memory_map = await self.client.memory_map()
+                taken_at = self.clock()
                 self._newest = await asyncio.to_thread(_encode, memory_map), taken_at
         finally:
             self._asking = None
