@@ -34,12 +34,10 @@ from server.http.server import listen
 from server.metrics import Metrics
 from server.metrics.registry import About
 from server.routes.service import Service
-from server.text.calls.written import WrittenCalls
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.grammar.worker import GrammarLimits, GrammarWorker
 from server.text.limited_process import LimitedProcess
-from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
 
 PACKAGES = ("server", "engine", "kvcache", "metal_ext")
@@ -121,8 +119,6 @@ def serve_on(
     ready: called when clients can connect. others: more listening sockets. Raises StartError."""
     client, grammars, monitor = start_model(settings, model, progress)
     try:
-        calls = WrittenCalls(settings.limits.max_written_call_bytes)
-        reasoning_cache = ReasoningCache(settings.limits.max_thought_bytes)
         about = About(
             model=model.served.id,
             kv_backend=model.plan.kv_backend.kv_backend.setting,
@@ -130,17 +126,7 @@ def serve_on(
             max_model_len=model.plan.memory.max_model_len,
         )
         metrics = Metrics(client, about, settings=settings.metrics, footprint=footprint_with)
-        service = Service(
-            settings,
-            model.served,
-            model.tokenizer,
-            client,
-            metrics,
-            grammars,
-            calls,
-            reasoning_cache,
-            salts,
-        )
+        service = Service(settings, model.served, model.tokenizer, client, metrics, grammars, salts)
         freeze_objects()
         say = partial(announce, settings, model.plan, model.served.id)
         tell = partial(ready, client) if ready else lambda _, url: say(url)

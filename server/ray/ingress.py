@@ -33,11 +33,9 @@ from server.ray.membership import ReplicasCollector
 from server.ray.remote_engine import RemoteEngine
 from server.ray.replica_calls import RayReplicas, UncompiledConstraint
 from server.routes.service import Service
-from server.text.calls.written import WrittenCalls
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.constraints import CompiledGrammar
-from server.text.reasoning_cache import ReasoningCache
 
 log = structlog.get_logger("quire")
 
@@ -130,15 +128,6 @@ def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
         footprint=footprint_with,
     )
     metrics.registry.register(ReplicasCollector(engine.members))
-    return Service(
-        settings,
-        served,
-        tokenizer,
-        engine,
-        metrics,
-        grammars,
-        WrittenCalls(settings.limits.max_written_call_bytes),
-        ReasoningCache(settings.limits.max_thought_bytes),
-        Salts(salt_secret(settings.access.salt_secret_file)),
-        replicas=engine.members.figures,
-    )
+    salts = Salts(salt_secret(settings.access.salt_secret_file))
+    figures = engine.members.figures
+    return Service(settings, served, tokenizer, engine, metrics, grammars, salts, replicas=figures)

@@ -50,7 +50,7 @@ class ReplicaFigures:
     generated_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Service:
     """The parts of a server with one model. The properties make further parts from the fields."""
 
@@ -60,8 +60,6 @@ class Service:
     client: ServingEngine
     metrics: Metrics
     grammars: GrammarCompiler
-    written_calls: WrittenCalls
-    reasoning_cache: ReasoningCache
     salts: Salts
     drain: Drain = field(default_factory=Drain)
     recent: RecentRequests = field(default_factory=RecentRequests)
@@ -69,6 +67,12 @@ class Service:
     clock: Callable[[], float] = time.monotonic
     replicas: Callable[[], list[ReplicaFigures]] | None = None
     """A function that returns a cluster's replicas. None if the engine runs in this process."""
+    written_calls: WrittenCalls = field(init=False)
+    reasoning_cache: ReasoningCache = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.written_calls = WrittenCalls(self.config.limits.max_written_call_bytes)
+        self.reasoning_cache = ReasoningCache(self.config.limits.max_thought_bytes)
 
     @property
     def reader(self) -> RequestReader:

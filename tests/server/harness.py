@@ -26,9 +26,7 @@ from server.config import Config, LimitsSection
 from server.http.app import create_app
 from server.metrics import Metrics
 from server.routes.service import Service
-from server.text.calls.written import WrittenCalls
 from server.text.conversation import Conversation, Turn
-from server.text.reasoning_cache import ReasoningCache
 from server.text.tokenizer import Tokenizer
 from tests.engines import SHAPE, VOCAB, recall_loop, started
 from tests.recall import RecallModel, positions_of, recall_many
@@ -221,19 +219,8 @@ def make_service(
     model = ServedModel((MODEL, *OTHER_NAMES), defaults or {}, stop_token_ids)
     config = config or Config()
     grammars = grammar_compiler(config, tokenizer, model, client.limits.vocab_size)
-    calls = WrittenCalls(config.limits.max_written_call_bytes)
-    reasoning_cache = ReasoningCache(config.limits.max_thought_bytes)
-    return Service(
-        config,
-        model,
-        tokenizer,
-        client,
-        Metrics(client),
-        grammars,
-        calls,
-        reasoning_cache,
-        Salts(secret or os.urandom(32)),
-    )
+    salts = Salts(secret or os.urandom(32))
+    return Service(config, model, tokenizer, client, Metrics(client), grammars, salts)
 
 
 @asynccontextmanager
