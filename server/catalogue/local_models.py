@@ -253,7 +253,7 @@ def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> It
         yield _incomplete(repository, folder, missing)
         return
     checkpoint = read_checkpoint(folder, embeds=embeds)
-    yield {"embeds": checkpoint.embeds, "quantization": _stored_as(checkpoint, quantization)}
+    yield {"embeds": checkpoint.embeds, "quantization": stored_as(checkpoint, quantization)}
     if (folder / TOKENIZER_FILE).is_file():
         yield {"digest": digest_of(model_files(folder)), "checkpoint": checkpoint}
     else:
@@ -287,7 +287,7 @@ def named_quantization(values: dict[str, Any]) -> str:
     return CONFIG_DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), "")
 
 
-def _stored_as(checkpoint: Checkpoint, named: str) -> str:
+def stored_as(checkpoint: Checkpoint, named: str) -> str:
     """Return the matrices' format: ``named`` if it is a quantization, else the weights' type."""
     plain = named in CONFIG_DTYPES.values() or not named
     return DTYPES[checkpoint.dtype] if plain else named

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from engine.build import EnginePlan
 from engine.kv_backend import plan_for_this_machine, plan_on
 from engine.models.checkpoint import Checkpoint, CheckpointError
-from engine.models.config import AFFINE, ModelConfig
+from engine.models.config import ModelConfig
 from kvcache.kv_backends import KVBackendChoice, KVBackendError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
@@ -29,6 +29,8 @@ from server.catalogue.local_models import (
     digest_of,
     folder_problem,
     model_files,
+    named_quantization,
+    stored_as,
 )
 from server.catalogue.names import ModelNotFoundError
 from server.chat.served_model import ServedModel
@@ -39,44 +41,32 @@ from server.text.limited_process import LimitedProcess
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 
-def model_facts(
-    checkpoint: Checkpoint, *, weights_bytes: int = 0, fixed_bytes: int = 0, on_gpu: bool = False
-) -> ModelFacts:
-    """Read a model's facts. weights_bytes: size of loaded weights. fixed_bytes: planned memory of
-    all but K and V. on_gpu: whether the GPU runs the model."""
-    config = ModelConfig(checkpoint.path)
-    packing = config.quantization("")
-    if packing is None:
-        quantization = checkpoint.dtype
-    else:
-        quantization = f"{packing.bits}bit" if packing.mode == AFFINE else packing.mode.upper()
-    files = model_files(checkpoint.path)
-    return ModelFacts(
-        family=str(config.values.get("model_type", UNKNOWN)),
-        parameters=checkpoint.num_weights,
-        quantization=quantization,
-        size_bytes=checkpoint.stored_bytes,
-        digest=digest_of(files),
-        modified_at=datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC),
-        weights_bytes=weights_bytes,
-        fixed_bytes=fixed_bytes,
-        on_gpu=on_gpu,
-    )
+def model_facts(checkpoint: Checkpoint) -> ModelFacts:
+    """Read a model's facts from its files. Those about the model in memory keep their defaults."""
+    config, files = ModelConfig(checkpoint.path), model_files(checkpoint.path)
+    family = str(config.values.get("model_type", UNKNOWN))
+    packing = stored_as(checkpoint, named_quantization(config.text.values))
+    modified = max(file.stat().st_mtime for file in files)
+    return _facts(checkpoint, family, packing, digest_of(files), modified)
 
 
 def facts_of(model: LocalModel) -> ModelFacts:
     """Return a listed model's facts, from the list alone: the model's files are not read."""
     assert model.checkpoint is not None
-    packing = model.quantization
-    if packing in DTYPES.values():
-        packing = model.checkpoint.dtype
+    return _facts(model.checkpoint, model.family, model.quantization, model.digest, model.modified)
+
+
+def _facts(
+    checkpoint: Checkpoint, family: str, packing: str, digest: str, modified: float
+) -> ModelFacts:
+    quantization = packing.replace("-", "") if packing.endswith("-bit") else packing.upper()
     return ModelFacts(
-        family=model.family,
-        parameters=model.checkpoint.num_weights,
-        quantization=packing.replace("-", "") if packing.endswith("-bit") else packing.upper(),
-        size_bytes=model.checkpoint.stored_bytes,
-        digest=model.digest,
-        modified_at=datetime.fromtimestamp(model.modified, UTC),
+        family=family,
+        parameters=checkpoint.num_weights,
+        quantization=checkpoint.dtype if packing in DTYPES.values() else quantization,
+        size_bytes=checkpoint.stored_bytes,
+        digest=digest,
+        modified_at=datetime.fromtimestamp(modified, UTC),
     )
 
 
@@ -165,8 +155,8 @@ def read_model(
     for line in engine_plan.warnings:
         log.warning(line)
     memory = engine_plan.memory
-    facts = model_facts(
-        engine_plan.checkpoint,
+    facts = replace(
+        model_facts(engine_plan.checkpoint),
         weights_bytes=memory.demand.weights_bytes,
         fixed_bytes=memory.demand.fixed_bytes + memory.state_bytes,
         on_gpu=engine_plan.on_gpu,

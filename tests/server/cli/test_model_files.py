@@ -81,7 +81,10 @@ def test_threat_21_a_mac_in_use_serves_with_a_warning_and_plan_says_what_serve_s
     folder = write_model(tmp_path / "model", replace(TINY, head_dim=64))
     settings = read_settings(None, {"log": {"level": "debug"}})
     configure_log(settings.log)
-    memory = read_model(str(folder), settings).plan.memory
+    files = read_model(str(folder), settings)
+    memory, facts = files.plan.memory, files.served.facts
+    sizes = memory.demand.weights_bytes, memory.demand.fixed_bytes
+    assert (facts.weights_bytes, facts.fixed_bytes, facts.on_gpu) == (*sizes, True)
     logged = capsys.readouterr().err.splitlines()
     assert memory.demand.usable_bytes == 8 * GIB * 2 // 3 - 1536 * MIB
     assert any("working set of the GPU" in line and "5.33 GiB" in line for line in logged)
@@ -322,12 +325,11 @@ def test_facts_are_those_of_the_files(tmp_path: Path) -> None:
     for file in folder.iterdir():
         os.utime(file, (1_700_000_000, 1_700_000_000))
     checkpoint = read_checkpoint(folder)
-    facts = model_facts(checkpoint, weights_bytes=5, fixed_bytes=6, on_gpu=True)
+    facts = model_facts(checkpoint)
     assert (facts.family, facts.quantization) == ("qwen3", checkpoint.dtype)
     assert facts.parameters == checkpoint.num_weights
     assert facts.size_bytes == checkpoint.stored_bytes
     assert facts.modified_at.timestamp() == 1_700_000_000
-    assert (facts.weights_bytes, facts.fixed_bytes, facts.on_gpu) == (5, 6, True)
     assert len(bytes.fromhex(facts.digest)) == 32
     assert model_facts(checkpoint).digest == facts.digest
     (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
