@@ -110,21 +110,19 @@ set_client_factory(_client)
 getLogger("huggingface_hub").setLevel(CRITICAL)
 
 
+def bytes_bar(what: str, done: int = 0, total: int | None = None) -> "tqdm[Any]":
+    """Make a progress bar for a number of bytes. It is shown on terminals only, and not at once."""
+    units: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+    return tqdm(
+        desc=what, initial=done, total=total, disable=None, leave=False, delay=BAR_DELAY_S, **units
+    )
+
+
 def fetch_files(repository: str, commit: str, files: Sequence[WeightFile]) -> None:
     """Download files of a commit into the hub's cache, with one progress bar. Raises DownloadError
     and the errors of the hub's client. Bytes that came before an error stay on the disk."""
     stopped, size_bytes = threading.Event(), sum(file.size_bytes for file in files)
-    bar = tqdm(
-        total=size_bytes,
-        initial=sum(file.here_bytes for file in files),
-        unit="B",
-        unit_scale=True,
-        unit_divisor=1024,
-        desc="downloading",
-        disable=None,
-        leave=False,
-        delay=BAR_DELAY_S,
-    )
+    bar = bytes_bar("downloading", sum(file.here_bytes for file in files), size_bytes)
 
     def kept() -> str:
         here_bytes = sum(file.here_bytes for file in files)

@@ -9,7 +9,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import structlog
-from tqdm import tqdm
 
 from engine.build import EnginePlan, build_engine
 from engine.client import EngineClient
@@ -17,7 +16,7 @@ from engine.machine import pressure_source, raise_descriptor_limit, use_one_aren
 from engine.monitor import EngineMonitor
 from engine.power import KeepAwake, power_of
 from kvcache.selftest.machine import footprint_with
-from server.catalogue.download import BAR_DELAY_S
+from server.catalogue.download import bytes_bar
 from server.chat.drain import Drain
 from server.chat.salts import Salts
 from server.chat.served_model import ServedModel
@@ -194,16 +193,7 @@ def start_engine(
     settings: Config, engine_plan: EnginePlan, progress: Progress | None = None
 ) -> EngineClient:
     """Load the weights and start the engine. progress: see ``serve_on``. Raises EngineError."""
-    # disable=None shows the progress bar on terminals only.
-    bar = tqdm(
-        unit="B",
-        unit_scale=True,
-        unit_divisor=1024,
-        desc="loading",
-        disable=True if progress else None,
-        leave=False,
-        delay=BAR_DELAY_S,
-    )
+    bar = bytes_bar("loading")
 
     def advance(done: int, total: int) -> None:
         bar.total = total
