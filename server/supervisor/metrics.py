@@ -1,7 +1,7 @@
 """Makes one page of all metrics: the front process's, and each model's with a label ``model``."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from prometheus_client import generate_latest
@@ -11,12 +11,23 @@ from prometheus_client.registry import Collector
 
 from server.metrics import HttpMetrics
 from server.metrics.families import counters, gauge, gauges
-from server.supervisor.models import ManagedModel, ModelSupervisor
+from server.supervisor.models import ModelSupervisor
 from server.supervisor.process import Headers, ModelProcess, NoAnswerError
 
 # Upper bound of the answers' histograms, which stay empty because the front counts no answers.
 MAX_MODEL_LEN = 32768
 PATH = b"/metrics"
+# ``{name of a metric with one value per model: (maker, attribute of ManagedModel, help text)}``.
+OF_EACH_MODEL = {
+    "quire_model_loaded_ratio": (gauges, "loaded", "1 while the model is loaded, else 0"),
+    "quire_model_users": (gauges, "users", "Requests that a model answers or that wait for it"),
+    "quire_model_loads": (counters, "loads", "Times that a model was loaded"),
+    "quire_model_load_seconds": (
+        counters,
+        "load_seconds",
+        "Seconds that all loads of a model have taken together",
+    ),
+}
 
 
 class ModelsCollector(Collector):
@@ -28,10 +39,6 @@ class ModelsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         supervisor = self._supervisor
         models = list(supervisor.models.values())
-
-        def by_model(value: Callable[[ManagedModel], float]) -> list[tuple[tuple[str], float]]:
-            return [((model.name,), value(model)) for model in models]
-
         yield gauge(
             "quire_models_memory_budget_bytes",
             "Memory that all models together may have",
@@ -42,12 +49,9 @@ class ModelsCollector(Collector):
             "Memory of the budget that no model has",
             supervisor.free_bytes,
         )
-        yield gauges(
-            "quire_model_loaded_ratio",
-            "1 while the model is loaded, else 0",
-            ("model",),
-            by_model(lambda model: model.loaded),
-        )
+        for name, (make, attribute, text) in OF_EACH_MODEL.items():
+            values = [((model.name,), float(getattr(model, attribute))) for model in models]
+            yield make(name, text, ("model",), values)
         yield gauges(
             "quire_model_memory_bytes",
             "What a model has of the budget: K and V at most, and all else",
@@ -56,24 +60,6 @@ class ModelsCollector(Collector):
                 *(((model.name, "kv"), model.kv_bytes) for model in models),
                 *(((model.name, "other"), model.held_bytes - model.kv_bytes) for model in models),
             ],
-        )
-        yield gauges(
-            "quire_model_users",
-            "Requests that a model answers or that wait for it",
-            ("model",),
-            by_model(lambda model: model.users),
-        )
-        yield counters(
-            "quire_model_loads",
-            "Times that a model was loaded",
-            ("model",),
-            by_model(lambda model: model.loads),
-        )
-        yield counters(
-            "quire_model_load_seconds",
-            "Seconds that all loads of a model have taken together",
-            ("model",),
-            by_model(lambda model: model.load_seconds),
         )
         yield counters(
             "quire_model_ends",
