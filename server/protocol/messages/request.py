@@ -365,15 +365,9 @@ class ConversationFields(StructureFields):
         return tuple(turns)
 
     def _output(self) -> OutputFormat | None:
-        other = self.output_format()
-        config = self.output_config or OutputConfig()
-        if config.format is None:
-            return other
-        if other is not None:
-            raise invalid(
-                f"{other.param} and output_config both say what the answer must be.", other.param
-            )
-        return OutputFormat("json_schema", config.format.schema_, SCHEMA_PARAM)
+        form = (self.output_config or OutputConfig()).format
+        own = None if form is None else OutputFormat("json_schema", form.schema_, SCHEMA_PARAM)
+        return self.output_format(own)
 
     def _thinking(self) -> Thinking:
         """Return the settings of reasoning. An explicit switch or budget overrides an effort."""
