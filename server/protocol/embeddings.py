@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from server.config import LimitsSection
 from server.protocol.common import MAX_PRIORITY, CacheSalt, FieldsChecked, TextsOrIds, Whole
 from server.protocol.fields import EMBEDDING_REFUSED
-from server.protocol.wire_errors import invalid
+from server.protocol.wire_errors import check_count, invalid
 
 MAX_DIMENSIONS = 2**31 - 1
 MAX_INPUTS = 2048
@@ -37,10 +37,7 @@ class EmbeddingRequest(FieldsChecked):
         super().check(limits)
         if self.normalize is False:
             raise invalid("normalize is false; embeddings have length 1 here.", "normalize")
-        if len(self.inputs) > MAX_INPUTS:
-            raise invalid(
-                f"There are {len(self.inputs)} inputs; there may be at most {MAX_INPUTS}.", "input"
-            )
+        check_count(len(self.inputs), MAX_INPUTS, "inputs", "input")
         for number, one in enumerate(self.inputs):
             if not one:
                 raise invalid(f"The {self.name_of(number)} is empty.", self.name_of(number))

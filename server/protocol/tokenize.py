@@ -16,7 +16,7 @@ from server.protocol.chat.tools import AsWord, WireTool, WireToolChoice
 from server.protocol.common import CacheSalt, FieldsChecked, ListOf, TokenIds
 from server.protocol.fields import TOKENIZE_REFUSED
 from server.protocol.unsupported import Unsupported
-from server.protocol.wire_errors import invalid
+from server.protocol.wire_errors import check_count, invalid
 from server.text.conversation import Conversation
 
 
@@ -45,8 +45,7 @@ class TokenizeRequest(ContinuationFields, ThinkingFields, FieldsChecked):
             raise invalid("There is no message to be continued.", "continue_final_message")
         if self.add_special_tokens and self.messages is not None:
             raise invalid("The template writes the special tokens.", "add_special_tokens")
-        if len(self.messages or ()) > limits.max_messages:
-            raise invalid(f"At most {limits.max_messages} messages are read.", "messages")
+        check_count(len(self.messages or ()), limits.max_messages, "messages")
 
     @property
     def text(self) -> str | None:
