@@ -73,12 +73,11 @@ class Admission:
             )
         max_share = self.client.max_share
         if choices * prompts > max_share:
-            counts = f"n is {choices}" + (
-                f" and there are {prompts} prompts" if prompts > 1 else ""
-            )
+            several = f" and there are {prompts} prompts" if prompts > 1 else ""
             raise invalid(
-                f"{counts}; this server has room for {max_share} answers to one client at most.",
-                "prompt" if prompts > 1 else "n",
+                f"n is {choices}{several}; this server has room for {max_share} answers to one "
+                "client at most.",
+                "prompt" if several else "n",
             )
         self._check_places(tenant, choices * prompts)
 
