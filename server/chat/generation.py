@@ -81,9 +81,7 @@ class Generation:
             continues=options is None or bool(options.begun),
         )
         self._stop = StopStrings(prompt.stop)
-        self._parser = (
-            AnswerParser(prompt.parse_options) if prompt.parse_options is not None else None
-        )
+        self._parser = None if options is None else AnswerParser(options)
         self._recorder = prompt.new_recorder() if prompt.new_recorder is not None else None
         self._stop_token_ids = prompt.params.stop_token_ids
         self._held: list[TokenReport] = []
@@ -113,14 +111,12 @@ class Generation:
             pieces += self._with_tokens(self._split(self._take_token(event, tokens)))
             ids += () if event.token_id is None else (event.token_id,)
             if event.finish is not None or self._cut:
-                end = self._end(event.finish, pieces, tokens)
-                return self._deliver(replace(end, prompt=scored, token_ids=ids, prefix=self.prefix))
-        self._note(pieces)
-        parts = join_pieces(pieces)
-        delta = Delta(
-            parts, tokens, None, self._index, prompt=scored, token_ids=ids, prefix=self.prefix
-        )
-        return self._deliver(delta)
+                delta = self._end(event.finish, pieces, tokens)
+                break
+        else:
+            self._note(pieces)
+            delta = Delta(join_pieces(pieces), tokens, None, self._index)
+        return self._deliver(replace(delta, prompt=scored, token_ids=ids, prefix=self.prefix))
 
     def _deliver(self, delta: Delta) -> Delta:
         if self.prefix is not None:
