@@ -343,14 +343,11 @@ def doctor(
     """
     from server.cli.doctor import run_doctor
 
-    def progress(what: str) -> None:
-        say(f"trying {what}")
-
     with one_sentence():
         text, serves = run_doctor(
             config,
             {"cache": {"kv_backend": kv_backend}},
-            progress,
+            lambda test: say(f"trying {test}"),
             as_json=as_json,
             release_test=release_test,
             stress=stress,
