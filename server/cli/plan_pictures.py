@@ -13,7 +13,6 @@ from engine.planning.capacity import CapacityReport
 from server.cli.sentences import tokens_label
 
 GIB = 1024**3
-KIB = 1024
 WEIGHTS_COLOUR = "#4878a8"
 KV_COLOUR = "#e49444"
 # One colour for each allocation: Okabe and Ito's palette (jfly.uni-koeln.de/color),
