@@ -29,9 +29,7 @@ class ReplicaCounts:
         return counts
 
     def __str__(self) -> str:
-        return (
-            str(self.minimum) if self.minimum == self.maximum else f"{self.minimum}-{self.maximum}"
-        )
+        return "-".join(map(str, sorted({self.minimum, self.maximum})))
 
 
 class MachineWatcher:
