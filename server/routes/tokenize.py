@@ -14,12 +14,8 @@ from server.text.detokenizer import decoded_text
 
 
 def add_routes(router: APIRouter, service: Service) -> None:
-    reader, rules, tokenizer, prompts = (
-        service.reader,
-        service.rules,
-        service.tokenizer,
-        service.prompts,
-    )
+    reader, rules = service.reader, service.rules
+    tokenizer, prompts = service.tokenizer, service.prompts
     # Only one text is encoded at a time, because its list of token ids may take much memory.
     tokenizing = asyncio.Lock()
 
