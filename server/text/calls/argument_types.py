@@ -13,6 +13,7 @@ STRING = frozenset({"string"})
 MAX_DEPTH = 16
 INFINITY = float("inf")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+SCALARS = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string"}
 JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -47,17 +48,7 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
 
 
 def _type_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int):
-        return "integer"
-    if isinstance(value, float):
-        return "number"
-    if isinstance(value, str):
-        return "string"
-    return "object" if isinstance(value, dict) else "array"
+    return "object" if isinstance(value, dict) else SCALARS.get(type(value), "array")
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
