@@ -54,22 +54,15 @@ def join_pieces(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
         return pieces
     result: list[AnswerPiece] = []
     for piece in pieces:
-        last = result[-1] if result else None
-        if (
-            isinstance(piece, TextPiece)
-            and isinstance(last, TextPiece)
-            and piece.channel is last.channel
-        ):
-            text, tokens = last.text + piece.text, last.tokens + piece.tokens
-            result[-1] = TextPiece(last.channel, text, tokens)
-        elif (
-            isinstance(piece, ToolCallArguments)
-            and isinstance(last, ToolCallArguments)
-            and piece.index == last.index
-        ):
-            result[-1] = ToolCallArguments(last.index, last.text + piece.text)
-        else:
-            result.append(piece)
+        match result[-1:], piece:
+            case [TextPiece() as last], TextPiece(channel, text, tokens) if channel is last.channel:
+                result[-1] = TextPiece(channel, last.text + text, last.tokens + tokens)
+            case [ToolCallArguments() as last], ToolCallArguments(index, text) if (
+                index == last.index
+            ):
+                result[-1] = ToolCallArguments(index, last.text + text)
+            case _:
+                result.append(piece)
     return result
 
 
