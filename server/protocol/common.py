@@ -262,6 +262,13 @@ class FieldsChecked(WireModel):
         check_refused(self.refused_fields, self.model_extra or {})
 
 
+class RequestFields(FieldsChecked):
+    """Fields of all requests."""
+
+    model: str | None = None
+    """The model's name, or None if the request names no model."""
+
+
 class SharedSampling(FieldsChecked):
     """Sampling fields that have the same names in all APIs and in Ollama's ``options``."""
 
@@ -274,7 +281,7 @@ class SharedSampling(FieldsChecked):
     seed: Seed | None = None
 
 
-class SamplingFields(SharedSampling):
+class SamplingFields(SharedSampling, RequestFields):
     """Sampling fields that all APIs share, and further fields of vLLM and similar servers.
     A field that is null counts as missing."""
 
@@ -283,7 +290,6 @@ class SamplingFields(SharedSampling):
     stops_factor: ClassVar[int] = 1
     """The limit of stop strings is this factor times the setting ``max_stop_strings``."""
 
-    model: str | None = None
     stream: bool | None = None
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
     logit_bias: dict[str, Any] | None = Field(

@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from server.config import LimitsSection
-from server.protocol.common import MAX_PRIORITY, CacheSalt, FieldsChecked, TextsOrIds, Whole
+from server.protocol.common import MAX_PRIORITY, CacheSalt, RequestFields, TextsOrIds, Whole
 from server.protocol.fields import EMBEDDING_REFUSED
 from server.protocol.wire_errors import check_count, invalid
 
@@ -19,13 +19,12 @@ Vectors = np.ndarray
 """A float32 array of shape ``[inputs, dimensions]``, in which each row has length 1."""
 
 
-class EmbeddingRequest(FieldsChecked):
+class EmbeddingRequest(RequestFields):
     """The body of POST /v1/embeddings. A field that is null counts as missing."""
 
     refused_fields = EMBEDDING_REFUSED
 
     input: TextsOrIds
-    model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     add_special_tokens: bool | None = None
     normalize: bool | None = None

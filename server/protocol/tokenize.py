@@ -13,19 +13,18 @@ from server.protocol.chat.request import (
     read_conversation,
 )
 from server.protocol.chat.tools import AsWord, WireTool, WireToolChoice
-from server.protocol.common import CacheSalt, FieldsChecked, ListOf, TokenIds
+from server.protocol.common import CacheSalt, ListOf, RequestFields, TokenIds
 from server.protocol.fields import TOKENIZE_REFUSED
 from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import check_count, invalid
 from server.text.conversation import Conversation
 
 
-class TokenizeRequest(ContinuationFields, ThinkingFields, FieldsChecked):
+class TokenizeRequest(ContinuationFields, ThinkingFields, RequestFields):
     """The body of POST /tokenize: ``prompt`` (vLLM), ``content`` (llama.cpp) or ``messages``."""
 
     refused_fields = TOKENIZE_REFUSED
 
-    model: str | None = None
     prompt: str | None = None
     content: str | None = None
     messages: Annotated[ListOf[Message], Field(min_length=1)] | None = None
@@ -65,8 +64,7 @@ class TokenizeRequest(ContinuationFields, ThinkingFields, FieldsChecked):
         )
 
 
-class DetokenizeRequest(FieldsChecked):
+class DetokenizeRequest(RequestFields):
     """The body of POST /detokenize."""
 
-    model: str | None = None
     tokens: TokenIds

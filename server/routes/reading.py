@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -13,27 +13,13 @@ from server.chat.admission import Admission
 from server.chat.salts import Salts, request_key
 from server.chat.served_model import ServedModel
 from server.config import Config, LimitsSection
-from server.protocol.common import SamplingFields, limits_by_path
+from server.protocol.common import RequestFields, SamplingFields, limits_by_path
 from server.protocol.unsupported import Api, Unsupported
 from server.protocol.wire_errors import from_validation, not_json
 from server.text.conversation import Conversation
 
 # application/json, and types with the suffix +json: RFC 6839, section 3.1.
 JSON_TYPE = re.compile(r"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
-
-
-class Body(Protocol):
-    """A request's JSON body. ``model`` is None if the request names no model."""
-
-    @property
-    def model(self) -> str | None: ...
-
-    @classmethod
-    def model_validate_json(cls, json_data: bytes) -> Self:
-        """Parse JSON. Raises pydantic.ValidationError."""
-
-    def check(self, limits: LimitsSection) -> None:
-        """Raise ApiError, which names the parameter, if a value is invalid."""
 
 
 class ConversationBody(Protocol):
@@ -44,7 +30,7 @@ class ConversationBody(Protocol):
 
 
 T = TypeVar("T")
-BodyT = TypeVar("BodyT", bound=Body)
+BodyT = TypeVar("BodyT", bound=RequestFields)
 GeneratingT = TypeVar("GeneratingT", bound=SamplingFields)
 
 

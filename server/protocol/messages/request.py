@@ -13,8 +13,8 @@ from server.protocol.chat.tools import PlacedTool, collect_tools, read_tool_choi
 from server.protocol.common import (
     MANY_STOPS,
     CacheSalt,
-    FieldsChecked,
     ListOf,
+    RequestFields,
     SamplingFields,
     StructureFields,
     Whole,
@@ -326,7 +326,6 @@ class OutputConfig(WireModel):
 class ConversationFields(StructureFields):
     """Fields that define the prompt, the reasoning or the format of the answer."""
 
-    model: str | None = None
     messages: Annotated[ListOf[InputMessage], Field(min_length=1)]
     system: str | ListOf[Block] | None = None
     tools: ListOf[OfferedTool] | None = None
@@ -410,7 +409,7 @@ class MessagesRequest(ConversationFields, SamplingFields):
         return tuple(self.stop_sequences or ())
 
 
-class CountTokensRequest(ConversationFields, FieldsChecked):
+class CountTokensRequest(ConversationFields, RequestFields):
     """The body of POST /v1/messages/count_tokens. Other fields of a request are ignored."""
 
     cache_salt: CacheSalt | None = None

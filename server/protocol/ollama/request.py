@@ -12,10 +12,10 @@ from server.protocol.chat.tools import WireTool, read_tools
 from server.protocol.common import (
     MANY_STOPS,
     CacheSalt,
-    FieldsChecked,
     ListOf,
     LogprobFields,
     OpenAISamplingFields,
+    RequestFields,
     SamplingFields,
     SharedSampling,
     Whole,
@@ -190,10 +190,9 @@ Effort = Literal["low", "medium", "high", "max"]
 NEEDS_TEMPLATE = "a raw prompt is not put into the model's template, which that is for"
 
 
-class KeptFields(FieldsChecked):
+class KeptFields(RequestFields):
     """Fields of all requests that use a model."""
 
-    model: str | None = None
     keep_alive: float | str | None = None
     cache_salt: CacheSalt | None = None
 
@@ -306,12 +305,11 @@ class OllamaGenerateRequest(AnswerFields):
         )
 
 
-class ShowRequest(FieldsChecked):
+class ShowRequest(RequestFields):
     """The body of /api/show."""
 
     refused_fields = SHOW_REFUSED
 
-    model: str | None = None
     name: str | None = None
 
 
