@@ -54,16 +54,11 @@ def announce_several(settings: Config, url: str, models: Sequence[str], budget_b
         ("memory", f"{gib(budget_bytes)} for all together; a model is loaded when it is asked for"),
         ("", f"and stays{how_long}"),
     ]
-    log.info(serving, banner=banner(settings, serving, url, lines))
+    log.info(serving, banner=banner(settings, serving, url, lines, generates=True))
 
 
 def banner(
-    settings: Config,
-    serving: str,
-    url: str,
-    lines: Sequence[tuple[str, str]],
-    *,
-    generates: bool = True,
+    settings: Config, serving: str, url: str, lines: Sequence[tuple[str, str]], *, generates: bool
 ) -> str:
     """Return the banner. lines: (subject, text). generates: whether the model answers in text."""
     client = client_url(url)
