@@ -85,12 +85,7 @@ class Exchange:
     """One request and its response in progress."""
 
     def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        metrics: HttpMetrics,
-        model: str | None = None,
+        self, scope: Scope, receive: Receive, send: Send, metrics: HttpMetrics, model: str | None
     ) -> None:
         self._scope = scope
         self._receive = receive
