@@ -34,12 +34,7 @@ from server.text.tokenizer import EncodedChat, TextTooLongError, Tokenizer
 
 
 async def compiled_constraint(
-    grammars: GrammarCompiler,
-    conversation: Conversation,
-    options: ParseOptions,
-    *,
-    ignores_eos: bool,
-    turns_param: str,
+    grammars: GrammarCompiler, conversation: Conversation, options: ParseOptions, turns_param: str
 ) -> tuple[TokenConstraint | None, tuple[str, ...]]:
     """Return two things: the compiled constraint of an answer, or None if any text is allowed; and
     the keywords of schemas that the constraint does not enforce. Raises ApiError."""
@@ -55,11 +50,6 @@ async def compiled_constraint(
         raise invalid(f"This form cannot be enforced: {error}.", error.param) from error
     except (WorkerBusyError, GrammarMemoryError) as error:
         raise grammars_full() from error
-    if constraint is not None and ignores_eos:
-        raise invalid(
-            "An answer of a given form, or with a budget of thoughts, has an end of its own.",
-            "ignore_eos",
-        )
     return constraint, () if grammar is None else grammar.not_enforced
 
 
@@ -145,12 +135,13 @@ class ChatPrompts:
             sampling, len(encoded.ids), chat.max_tokens, chat.max_tokens_param, chat.logprobs
         )
         constraint, not_enforced = await compiled_constraint(
-            self.grammars,
-            conversation,
-            options,
-            ignores_eos=bool(sampling.ignore_eos),
-            turns_param=param,
+            self.grammars, conversation, options, param
         )
+        if constraint is not None and sampling.ignore_eos:
+            raise invalid(
+                "An answer of a given form, or with a budget of thoughts, has an end of its own.",
+                "ignore_eos",
+            )
         submission = Submission(
             encoded.ids,
             choice_params(params, choices),
