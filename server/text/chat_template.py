@@ -205,12 +205,8 @@ class ChatTemplate:
     def takes_several_calls(self) -> bool:
         calls = [_call(ToolCall(number, "look", "{}"), None) for number in "12"]
         results = [{"role": "tool", "content": "", "tool_call_id": number} for number in "12"]
-        talk: list[Message] = [
-            USER,
-            {"role": "assistant", "content": "", "tool_calls": calls},
-            *results,
-        ]
-        return bool(self._render_or_nothing(talk))
+        calling = {"role": "assistant", "content": "", "tool_calls": calls}
+        return bool(self._render_or_nothing([USER, calling, *results]))
 
     @cached_property
     def takes_no_user(self) -> bool:
