@@ -1,13 +1,13 @@
 """Makes metrics from the engine's newest statistics, without a wait for the engine."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.serving import ServingEngine
 from engine.types import EngineStats, KVStats, MissReason, SlotStats
-from server.metrics.families import counter, counters, gauge, gauges, histogram
+from server.metrics.families import counter, counters, each, gauge, gauges, histogram
 
 # ``{attribute of the engine's statistics: help text of the metric with this name}``.
 ENGINE_COUNTERS = {
@@ -105,23 +105,11 @@ class EngineCollector(Collector):
         yield from _sequences(stats)
         yield from _tokens(stats)
         yield from _steps(stats)
-        yield from _each(counter, "", ENGINE_COUNTERS, stats)
-        yield from _each(gauge, "mlx_", MLX_GAUGES, stats.mlx, "_bytes")
+        yield from each(counter, "", ENGINE_COUNTERS, stats)
+        yield from each(gauge, "mlx_", MLX_GAUGES, stats.mlx, "_bytes")
         if stats.kv is not None:
             yield from _pool(stats.kv)
             yield from _slots(stats.kv.slots)
-
-
-def _each(
-    make: Callable[[str, str, float], Metric],
-    prefix: str,
-    texts: Mapping[str, str],
-    figures: object,
-    suffix: str = "",
-) -> Iterator[Metric]:
-    """Yield a metric for each name in ``texts``: the attribute of ``figures`` with this name."""
-    for name, text in texts.items():
-        yield make(f"quire_{prefix}{name}{suffix}", text, getattr(figures, f"{name}{suffix}"))
 
 
 def _sequences(stats: EngineStats) -> Iterator[Metric]:
@@ -199,7 +187,7 @@ def _slots(slots: SlotStats) -> Iterator[Metric]:
         "sum of free, held, cached and waiting; 0 where the model has no such layers",
         slots.slots,
     )
-    yield from _each(gauge, "state_slots_", SLOT_GAUGES, slots)
+    yield from each(gauge, "state_slots_", SLOT_GAUGES, slots)
     yield gauges(
         "quire_state_slots_cached",
         "Slots that no sequence holds and that are kept for prefix hits, by why they are kept",
@@ -221,8 +209,8 @@ def _slots(slots: SlotStats) -> Iterator[Metric]:
 
 
 def _pool(kv: KVStats) -> Iterator[Metric]:
-    yield from _each(gauge, "kv_", POOL_GAUGES, kv, "_bytes")
-    yield from _each(counter, "kv_", POOL_COUNTERS, kv)
+    yield from each(gauge, "kv_", POOL_GAUGES, kv, "_bytes")
+    yield from each(counter, "kv_", POOL_COUNTERS, kv)
     yield gauge("quire_kv_block_tokens", "Tokens that one KV cache block holds", kv.block_tokens)
     yield gauge(
         "quire_kv_heaps",

@@ -1,6 +1,6 @@
 """Makes Prometheus metric families without ``_created`` (times of creation)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -29,6 +29,18 @@ def counter(name: str, help_text: str, value: float) -> Metric:
 def info(name: str, help_text: str, labels: dict[str, str]) -> Metric:
     """Make a gauge that is always 1 and has facts as labels."""
     return gauges(name, help_text, tuple(labels), [(tuple(labels.values()), 1)])
+
+
+def each(
+    make: Callable[[str, str, float], Metric],
+    prefix: str,
+    texts: Mapping[str, str],
+    figures: object,
+    suffix: str = "",
+) -> Iterator[Metric]:
+    """Yield a metric for each name in ``texts``: the attribute of ``figures`` with this name."""
+    for name, text in texts.items():
+        yield make(f"quire_{prefix}{name}{suffix}", text, getattr(figures, f"{name}{suffix}"))
 
 
 def counters(name: str, help_text: str, labels: tuple[str, ...], values: Labelled) -> Metric:

@@ -16,10 +16,14 @@ from engine.machine import machine_memory
 from engine.serving import ServingEngine
 from server.config import MetricsSection
 from server.metrics.engine_figures import EngineCollector
-from server.metrics.families import counter, gauge, info
+from server.metrics.families import counter, each, gauge, info
 from server.metrics.requests import HttpMetrics
 from server.metrics.vllm_names import VllmCollector
 
+MEMORY_GAUGES = {
+    "total": "Bytes of memory of the machine, or of the container where its limit is lower",
+    "available": "Bytes of memory that programs could still get without swapping",
+}
 Footprint = Callable[[int], int]
 """A function from the bytes of K and V to all bytes that the system charges this process for."""
 
@@ -82,16 +86,7 @@ class SystemCollector(Collector):
 
     def _of_memory(self) -> Iterator[Metric]:
         memory, swap = machine_memory(), psutil.swap_memory()
-        yield gauge(
-            "quire_system_memory_total_bytes",
-            "Bytes of memory of the machine, or of the container where its limit is lower",
-            memory.total_bytes,
-        )
-        yield gauge(
-            "quire_system_memory_available_bytes",
-            "Bytes of memory that programs could still get without swapping",
-            memory.available_bytes,
-        )
+        yield from each(gauge, "system_memory_", MEMORY_GAUGES, memory, "_bytes")
         yield gauge(
             "quire_system_swap_used_bytes",
             "Bytes of memory that the system has swapped out, of all programs",
