@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from server.chat.admission import generates
-from server.protocol.wire_errors import RETRY_AFTER_S, ApiError, shutting_down, unavailable
+from server.protocol.wire_errors import come_back, shutting_down, unavailable
 from server.routes.memory import MemoryMapCache
 from server.routes.service import Service
 
@@ -132,13 +132,10 @@ def _add_memory_routes(router: APIRouter, service: Service) -> None:
     async def memory(request: Request) -> Response:
         seen = await cache.get()
         if seen is None:
-            raise ApiError(
+            raise come_back(
                 503,
-                "The engine does not say what the memory holds: it has ended, or its step takes "
-                "long. Ask again later.",
-                type="server_error",
-                code="no_memory_map",
-                headers={"Retry-After": str(RETRY_AFTER_S)},
+                "The engine does not say what the memory holds: it has ended, or is in a long step",
+                "no_memory_map",
             )
         body, age_s = seen
         tenant = reader.salt(request).tenant
