@@ -25,13 +25,7 @@ from server.protocol.embeddings import MAX_DIMENSIONS, EmbeddingRequest
 from server.protocol.fields import SAMPLING_REFUSED, refused
 from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import check_count, invalid
-from server.text.conversation import (
-    Conversation,
-    OutputFormat,
-    Thinking,
-    ToolChoice,
-    Turn,
-)
+from server.text.conversation import Conversation, OutputFormat, Thinking, ToolChoice, Turn
 
 OPENAI = "/v1/chat/completions"
 ABOUT_THE_REQUEST = {"model", "stream", "stream_options"}
