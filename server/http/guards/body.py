@@ -52,6 +52,7 @@ def _brings_a_body(scope: Scope) -> bool:
 MAX_DIGITS = 20
 PLAIN = ("", "identity")
 ENCODED = "The body has a Content-Encoding, such as gzip, which is not read: send it plain."
+ALL_TOO_LARGE = "The bodies of all requests together are too large"
 # Limit of the memory for all requests' bodies together. A larger max_body_bytes takes its place.
 MAX_ALL_BODIES_BYTES = 256 * 1024**2
 
@@ -85,7 +86,8 @@ class BodyLimit:
             if received > self._max_body_bytes:
                 raise self._too_large()
             if self._held_bytes > max(MAX_ALL_BODIES_BYTES, self._max_body_bytes):
-                raise self._too_many()
+                error = come_back(503, ALL_TOO_LARGE, "bodies_too_large")
+                raise BodyRefusedError(Refusal.BODIES, error)
             return message
 
         try:
@@ -103,11 +105,6 @@ class BodyLimit:
 
     def _too_large(self) -> "BodyRefusedError":
         return BodyRefusedError(Refusal.TOO_LARGE, body_too_large(self._max_body_bytes))
-
-    def _too_many(self) -> "BodyRefusedError":
-        message = "The bodies of all requests together are too large"
-        error = come_back(503, message, "bodies_too_large")
-        return BodyRefusedError(Refusal.BODIES, error)
 
 
 def _announced(scope: Scope) -> int:
