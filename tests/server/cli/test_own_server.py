@@ -23,8 +23,8 @@ tell = lambda **values: control.sendall(json.dumps(values).encode() + b"\\n")
 tell(started=True)
 """
 SERVE = """
-tell(ready=True)
 listener.listen()
+tell(ready=True)
 connection, _ = listener.accept()
 connection.recv(1000)
 connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{}")
