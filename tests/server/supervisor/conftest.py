@@ -118,7 +118,8 @@ def several(tmp_path: Path) -> Make:
 
 @asynccontextmanager
 async def served(models: Several) -> AsyncIterator[tuple[Several, httpx2.AsyncClient]]:
-    """The models, and a client of their front. Afterwards nothing is left."""
+    """The models, and a client of their front. Afterwards nothing of them is left."""
+    before = psutil.Process().children()
     app, metrics = create_front(models.front)
     server = DrainedServer(
         http_config(models.config, app, metrics), models.front, models.front.drain, 1.0
@@ -135,4 +136,5 @@ async def served(models: Several) -> AsyncIterator[tuple[Several, httpx2.AsyncCl
             async with asyncio.timeout(DEADLINE_S):
                 await serving
     assert not list(models.folder.glob("*.sock"))
-    assert not [child for child in psutil.Process().children() if child.status() != "zombie"]
+    left = set(psutil.Process().children()) - set(before)
+    assert not [child.cmdline() for child in left if child.status() != "zombie"]
