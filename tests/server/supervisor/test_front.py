@@ -18,7 +18,7 @@ from server.supervisor.forward import ForwardedAnswer
 from server.supervisor.front import match_name
 from server.supervisor.process import ModelProcess
 from tests.engine.test_power import Machine
-from tests.server.harness import CHAT, eventually
+from tests.server.harness import CHAT, DEADLINE_S, eventually
 from tests.server.supervisor.conftest import Make, served
 
 KEY = "a-key-of-sixteen-characters"
@@ -313,7 +313,8 @@ async def test_an_error_that_no_model_can_tell_is_said_and_counted_once(
     several: Make, does: dict[str, Any], body: dict[str, Any], status: int, error: str
 ) -> None:
     settings = {"server": {"sse_ping_s": 0.05}}
-    models = several(models={"load_timeout_s": 1.5}, settings=settings, does={"a": does})
+    limit_s = 1.5 if error == "model_loading" else DEADLINE_S
+    models = several(models={"load_timeout_s": limit_s}, settings=settings, does={"a": does})
     async with served(models) as (_, client):
         with capture_logs() as entries, suppress(httpx2.RemoteProtocolError):
             await client.post(CHAT, json={"model": "a"} | body)

@@ -222,14 +222,14 @@ async def test_a_worker_without_work_is_no_process(
 
 
 async def test_a_worker_that_is_closed_ends_its_children(made: GrammarWorker) -> None:
+    before = children()
     task = asyncio.create_task(made.estimate(BOMB))
-    while len(children()) < 2:
+    while len(started := set(children()) - set(before)) < 2:
         await asyncio.sleep(0.001)
-    found = children()
     await made.close()
     with pytest.raises(WorkerBusyError):
         await task
-    gone, alive = psutil.wait_procs(found, timeout=20)
+    gone, alive = psutil.wait_procs(started, timeout=20)
     assert len(gone) >= 2
     assert not alive
 
