@@ -6,7 +6,7 @@ folder is ~/.lmstudio, in older versions ~/.cache/lm-studio, or any folder that 
 another folder of models, LM Studio's settings.json names it in the field ``downloadsFolder``."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,9 +19,9 @@ def lm_studio_folders() -> tuple[Path, ...]:
     return tuple(dict.fromkeys(folder.resolve() for folder in folders if os.path.isdir(folder)))
 
 
-def in_lm_studio(folder: Path) -> bool:
-    """Return True if a folder lies in one of LM Studio's folders of models."""
-    return any(map(folder.is_relative_to, lm_studio_folders()))
+def is_below(folder: Path, folders: Iterable[Path]) -> bool:
+    """Return True if a folder lies in one of ``folders``, such as LM Studio's."""
+    return any(map(folder.is_relative_to, folders))
 
 
 def _homes() -> Iterator[Path]:

@@ -20,7 +20,7 @@ from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
 from server.catalogue.folder_reader import FolderReader, reading_process
 from server.catalogue.hub import FoundModel, find_model, model_names
-from server.catalogue.lm_studio import in_lm_studio
+from server.catalogue.lm_studio import is_below, lm_studio_folders
 from server.catalogue.local_models import (
     DTYPES,
     LocalModel,
@@ -135,7 +135,7 @@ def read_model(
             if model.notice:
                 log.warning(model.notice)
             if not any_name:  # with any_name the supervisor has said and checked all this already
-                if in_lm_studio(model.folder):
+                if is_below(model.folder, lm_studio_folders()):
                     log.info(f"{name} lies in LM Studio's folder: {model.folder}")
                 check_found(reader, model, settings)
             checkpoint = checkpoint_of(model, settings)

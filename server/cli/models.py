@@ -23,7 +23,7 @@ from server.catalogue.hub_cache import (
     repository_folder,
     snapshot_of,
 )
-from server.catalogue.lm_studio import in_lm_studio
+from server.catalogue.lm_studio import is_below, lm_studio_folders
 from server.catalogue.local_models import LocalModel, folder_model, hub_model, local_models
 from server.catalogue.lookup import InFolder, OnHub, look_up
 from server.catalogue.names import printable
@@ -99,29 +99,32 @@ def list_models(
     # Also list unreadable repositories: they have no revision, and their size is unknown.
     listed = [m for m in models if show_all or m.size_bytes or not m.revision]
     fits = [(model, machine.fit(model)) for model in listed]
+    studios = lm_studio_folders()
     if as_json:
-        return json.dumps({"models": [as_values(*each) for each in fits]}, indent=1)
-    lines = _lines_of_table(fits) if fits else [NOTHING]
+        values = [as_values(model, fit, studios) for model, fit in fits]
+        return json.dumps({"models": values}, indent=1)
+    lines = _lines_of_table(fits, studios) if fits else [NOTHING]
     if hidden := len(models) - len(listed):
         lines.append(f"Without weights on this disk: {hidden} more, `quire models --all`")
     return "\n".join(lines)
 
 
-def as_values(model: LocalModel, fit: Fit) -> dict[str, Any]:
-    """Return the facts of a model, and its Fit, as values for JSON."""
+def as_values(model: LocalModel, fit: Fit, studios: Sequence[Path]) -> dict[str, Any]:
+    """Return the facts of a model, and its Fit, as values for JSON. ``studios`` are LM Studio's
+    folders."""
     values = asdict(replace(model, checkpoint=None)) | {"folder": str(model.folder)}
     for name in ("problem", "digest", "checkpoint"):  # fit.reason includes the problem
         del values[name]
-    return values | {"lies_in": _place(model), "served": fit.reason is None} | asdict(fit)
+    return values | {"lies_in": _place(model, studios), "served": fit.reason is None} | asdict(fit)
 
 
-def _place(model: LocalModel) -> str:
+def _place(model: LocalModel, studios: Sequence[Path]) -> str:
     if model.revision is not None:
         return "hub's cache"
-    return "LM Studio" if in_lm_studio(model.folder) else "a folder"
+    return "LM Studio" if is_below(model.folder, studios) else "a folder"
 
 
-def _lines_of_table(fits: Sequence[tuple[LocalModel, Fit]]) -> list[str]:
+def _lines_of_table(fits: Sequence[tuple[LocalModel, Fit]], studios: Sequence[Path]) -> list[str]:
     rows = [
         (
             printable(model.name),
@@ -129,7 +132,7 @@ def _lines_of_table(fits: Sequence[tuple[LocalModel, Fit]]) -> list[str]:
             gib(model.size_bytes),
             model.quantization or "-",
             str(fit.context or model.max_position_embeddings or "-"),
-            _place(model),
+            _place(model, studios),
             "no: see below" if fit.reason else "embeddings" if model.embeds else "yes",
         )
         for model, fit in fits
@@ -167,7 +170,7 @@ def show_model(name: str, file: Path | None, *, as_json: bool) -> str:
     commits = folders_in(model.folder.parent) if model.revision else ()
     others = [path.name for path in commits if path != model.folder]
     if as_json:
-        values = as_values(model, fit)
+        values = as_values(model, fit, lm_studio_folders())
         return json.dumps(values | {"files": files, "other_revisions": others}, indent=1)
     return "\n".join(_lines(model, fit, files, others))
 
@@ -195,7 +198,7 @@ def _lines(model: LocalModel, fit: Fit, files: dict[str, int], others: list[str]
         else "-",
         "weights": f"{gib(model.size_bytes)}, of {when:%Y-%m-%d %H:%M}",
         "folder": str(model.folder),
-        "lies in": _place(model),
+        "lies in": _place(model, lm_studio_folders()),
         "commit": model.revision or "- (the folder is not the hub's)",
         "others": ", ".join(others),
         "served here": served,
@@ -313,7 +316,8 @@ def find_removal(name: str, file: Path | None) -> Removal:
     repository = repository_folder(place.name).resolve()
     if isinstance(place, InFolder):
         if Path(name).expanduser().is_dir() or not repository.exists():
-            how = "it in LM Studio" if in_lm_studio(place.folder) else "that folder yourself"
+            in_lm_studio = is_below(place.folder, lm_studio_folders())
+            how = "it in LM Studio" if in_lm_studio else "that folder yourself"
             raise ModelError(
                 f"{name}: it lies in {place.folder}, and quire removes nothing outside of the "
                 f"hub's cache: remove {how}"

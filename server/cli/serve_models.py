@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from engine.kv_backend import memory_of_all_models
 from engine.models.checkpoint import CheckpointError
 from server.catalogue.folder_reader import FolderReader
-from server.catalogue.lm_studio import in_lm_studio
+from server.catalogue.lm_studio import is_below, lm_studio_folders
 from server.catalogue.local_models import LocalModel, local_models, template_facts
 from server.catalogue.lookup import InFolder, OnHub, look_up
 from server.cli.banner import announce_several
@@ -111,7 +111,8 @@ def make_front(
 
     models = ModelSupervisor(settings.models, budget_bytes)
     checked = disk.checked()
-    if count := sum(in_lm_studio(model.folder) for model in checked):
+    studios = lm_studio_folders()
+    if count := sum(is_below(model.folder, studios) for model in checked):
         log.info(f"{count} of the models lie in LM Studio's folder: quire only reads them")
     models.update(sources(checked))
     return Front(settings, models, lambda: sources(disk.models()), keep_awake(settings))

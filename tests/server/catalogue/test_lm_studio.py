@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from server.catalogue.lm_studio import in_lm_studio, lm_studio_folders
+from server.catalogue.lm_studio import is_below, lm_studio_folders
 from server.catalogue.local_models import local_models
 
 
@@ -34,8 +34,8 @@ def test_lm_studios_models_are_found_where_it_has_put_them(
         text = text if isinstance(text, str) else json.dumps(text)
         put(home / file, text.replace("{home}", str(home)))
     assert set(lm_studio_folders()) == {lm_studio, home / models}
-    assert in_lm_studio(home / models / "org/name")
-    assert not in_lm_studio(home / "models/org/name")
+    assert is_below(home / models / "org/name", lm_studio_folders())
+    assert not is_below(home / "models/org/name", lm_studio_folders())
 
 
 @pytest.mark.parametrize(
