@@ -29,7 +29,9 @@ class ReplicaCounts:
         return counts
 
     def __str__(self) -> str:
-        return "-".join(map(str, sorted({self.minimum, self.maximum})))
+        return (
+            str(self.minimum) if self.minimum == self.maximum else f"{self.minimum}-{self.maximum}"
+        )
 
 
 class MachineWatcher:
