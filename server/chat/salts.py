@@ -10,7 +10,7 @@ OWS = " \t"
 
 
 class Salts:
-    """Computes salts with a secret. Without it nobody can forge a salt or find a salt's API key."""
+    """Computes salts. To forge a salt, or to find the API key that made it, takes the secret."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
