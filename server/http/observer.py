@@ -47,7 +47,7 @@ class RequestObserver:
     logs_requests: bool
     model: str | None = None
     """The name of the model, or None if there are several models."""
-    log: Any = field(default_factory=lambda: structlog.get_logger("quire.requests"))
+    log: Any = field(init=False, default_factory=lambda: structlog.get_logger("quire.requests"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Count the response when it begins, because then the route is known."""

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic_core import to_json
 
@@ -26,8 +26,8 @@ class MemoryMapCache:
     wait_s: float = ENGINE_WAIT_S
     """The maximum time that ``get`` waits for a new map."""
     clock: Callable[[], float] = time.monotonic
-    _asking: "asyncio.Task[None] | None" = None
-    _newest: tuple[bytes, float] | None = None
+    _asking: "asyncio.Task[None] | None" = field(default=None, init=False)
+    _newest: tuple[bytes, float] | None = field(default=None, init=False)
 
     async def get(self) -> tuple[bytes, float] | None:
         """Return the newest map as JSON, and the map's age in seconds. The map is old if the engine
