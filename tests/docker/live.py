@@ -202,7 +202,11 @@ def check_several() -> tuple[int, int]:
         command = (QUIRE, "serve", *map(str, models), "--port", "0", *limits, *more)
         with serving(*command) as (address, _), scraping(address[7:], SCRAPE_KEY) as prometheus:
             start_s = time.time()
-            outcome = [_answers(address, each) for each in ("one", "other", "one")]
+            # A counter has a rate only if it was scraped before it rose.
+            counter = 'quire_generated_tokens_total{model="one"}'
+            outcome = [_answers(address, "one"), _is_seen(prometheus, counter)]
+            outcome += [_answers(address, "one"), _is_seen(prometheus, f"rate({counter}[15s]) > 0")]
+            outcome += [_answers(address, each) for each in ("other", "one")]
             time.sleep(2 * SCRAPE_S)
             queries = [its for its in targets() if OF_MODELS.search(its.expr)]
             outcome += [shows(prometheus, target, start_s) for target in queries]
@@ -265,6 +269,14 @@ def shows(prometheus: Prometheus, target: Target, start_s: float) -> bool:
     shown = bool(series) and (peak > 0 or bool(reason))
     told = f"{len(series)} series, up to {peak:.4g}"
     return _told(shown, name, f"{told}: {reason}" if reason else told)
+
+
+def _is_seen(prometheus: Prometheus, expr: str) -> bool:
+    """Wait until an expression has a series, and return whether it has one in time."""
+    deadline_s = time.monotonic() + SCRAPED_WITHIN_S
+    while not (found := prometheus.query(expr)) and time.monotonic() < deadline_s:
+        time.sleep(SCRAPE_S)
+    return _told(bool(found), expr, f"{len(found)} series")
 
 
 def _records(prometheus: Prometheus, rule: Rule, start_s: float) -> bool:
