@@ -52,9 +52,11 @@ class Load:
 
     def __init__(self, address: str, key: str, seconds: float) -> None:
         self._headers = {"Authorization": f"Bearer {key}"}
+        # A connection that idles as long as the server lets it may be closed under a new request.
         self._client = httpx2.AsyncClient(
-            base_url=address, headers=self._headers, timeout=REQUEST_TIMEOUT_S, trust_env=False
-        )
+            base_url=address, headers=self._headers, timeout=REQUEST_TIMEOUT_S, trust_env=False,
+            limits=httpx2.Limits(keepalive_expiry=BURST_EVERY_S / 2),
+        )  # fmt: skip
         self._end_s = time.monotonic() + seconds
         self._random = random.Random(SEED)
         self.answers: Counter[str] = Counter()
