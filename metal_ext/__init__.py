@@ -45,6 +45,7 @@ from ._ext import (  # noqa: E402
     region_view as region_view,
     rms_norm as rms_norm,
     rope_angles as rope_angles,
+    uncounted as uncounted,
 )
 
 if HAS_METAL:

@@ -250,6 +250,13 @@ def region_view(
     Raises ValueError for a paged range, and RuntimeError for a sparse range whose newest step has
     one row and is not complete; ``gather`` works in both cases."""
 
+def uncounted(array: mx.array, *, transposable: bool) -> mx.array:
+    """Returns an alias: an array with the same memory. When MLX adds up the numbers that a command
+    buffer uses, the alias counts as one number. Only matrix products and lookups of rows may read
+    it, because MLX's arithmetic by element would read one number. Casts are right, too. With
+    ``transposable``, its transposed views are right, but MLX copies rows one number at a time.
+    Raises ValueError for an array that has not been evaluated."""
+
 def block_copy(
     token: mx.array,
     source: AddressRange,

@@ -150,6 +150,7 @@ void bind_rows(nb::module_& m) {
     return ops::region_view(token, range, region, tokens, kv_heads, head_dim, dtype);
   }, "token"_a, "range"_a, "region"_a, "tokens"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a,
      "kv_backend"_a.none() = nb::none());
+  m.def("uncounted", &ops::uncounted, "array"_a, nb::kw_only(), "transposable"_a);
   m.def("block_copy", &ops::block_copy, "token"_a, "source"_a, "source_block"_a, "target"_a,
         "target_block"_a, "tokens"_a, "counter"_a);
 }

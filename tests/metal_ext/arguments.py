@@ -43,6 +43,7 @@ from metal_ext import (
     region_view,
     rms_norm,
     rope_angles,
+    uncounted,
 )
 from tests.metal_ext.deltas import DeltaLayer, DeltaShape, Slots
 from tests.metal_ext.shapes import PAGE, Shape
@@ -488,6 +489,7 @@ ARRAYS: dict[str, Arrays] = {
     "choose_tokens.raw": lambda s, x: s.choose(raw=x),
     "choose_tokens.adjusted": lambda s, x: s.choose(adjusted=x),
     "choose_tokens.choices": lambda s, x: s.choose(choices=x),
+    "uncounted.array": lambda s, x: uncounted(x, transposable=True),
     "GatedDelta.conv": lambda s, x: s.delta(conv=x),
     "GatedDelta.a_log": lambda s, x: s.delta(a_log=x),
     "GatedDelta.dt_bias": lambda s, x: s.delta(dt_bias=x),

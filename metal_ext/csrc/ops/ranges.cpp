@@ -1,9 +1,11 @@
 #include <cstring>
+#include <stdexcept>
+#include <vector>
 
 #include "ops/checks.h"
 #include "ops/primitive.h"
 
-// Operations over a sequence's memory of K and V: views of regions, and copies of blocks.
+// Views of memory: of regions of K and V, and of weights. Copies of blocks of K and V.
 namespace quire::ops {
 namespace {
 
@@ -59,6 +61,24 @@ mx::array region_view(
   const mx::Shape shape = check_view(*range, region, tokens, kv_heads, head_dim, type);
   return mx::array(
       shape, type, std::make_shared<RegionView>(range, static_cast<size_t>(region)), {token});
+}
+
+mx::array uncounted(const mx::array& array, bool transposable) {
+  if (!array.is_available()) {
+    throw std::invalid_argument("an array has an alias only when it has been evaluated");
+  }
+  // Without the flag `contiguous`, MLX casts and copies by shape and strides. With it, MLX would
+  // cast data_size elements. A transposed view keeps `row_contiguous`, so an alias that may be
+  // transposed has it only if its elements are in order in both directions.
+  const mx::array::Flags stored = array.flags();
+  const bool in_order = stored.row_contiguous && (stored.col_contiguous || !transposable);
+  mx::array alias(array.shape(), array.dtype(), nullptr, std::vector<mx::array>{});
+  alias.copy_shared_buffer(
+      array, array.strides(),
+      {.contiguous = false, .row_contiguous = in_order, .col_contiguous = false},
+      /*data_size=*/1);
+  alias.set_status(mx::array::Status::available);
+  return alias;
 }
 
 mx::array block_copy(
