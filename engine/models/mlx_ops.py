@@ -113,6 +113,13 @@ class MlxOps:
         self.weights = [array for matrix in self._matrices.values() for array in matrix.arrays()]
         self.weights += self._vectors.values()
 
+    def stop_counting(self) -> None:
+        """Use the evaluated matrices under aliases, so that MLX does not count weights towards the
+        size of a command buffer. Each product with experts would count the matrices of all experts,
+        and a step of a mixture would be 41 command buffers instead of 8. Activations, K and V
+        still count: they limit the memory that a command buffer holds, and how long it runs."""
+        self._matrices = {name: matrix.uncounted() for name, matrix in self._matrices.items()}
+
     def embed(self, token_ids: mx.array) -> mx.array:
         embedding = self._matrices[self._tensors.embedding.name]
         return embedding.dequantized(token_ids, self._vectors[self._tensors.norm.name].dtype)

@@ -1,11 +1,12 @@
 """A model folder's weights as lazy MLX arrays. An array is read from its file when evaluated."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import mlx.core as mx
 
+import metal_ext
 from engine.models.config import Quantization
 from engine.models.expert_tensors import ExpertNames
 from engine.models.tensors import AnyMatrix, Constant, Matrix, PackingOf, Vector
@@ -43,6 +44,17 @@ class StoredMatrix:
         bits, group_size, mode = self.packing.bits, self.packing.group_size, self.packing.mode
         scale_dtype = dtype if biases is None else scales.dtype
         return mx.dequantize(weight, scales, biases, group_size, bits, mode, dtype=scale_dtype)
+
+    def uncounted(self) -> "StoredMatrix":
+        """Return the evaluated matrix as aliases (metal_ext.uncounted)."""
+        parts = (self.weight, self.scales, self.biases)
+        transposable = self.packing is None
+        weight, scales, biases = (
+            array if array is None else metal_ext.uncounted(array, transposable=transposable)
+            for array in parts
+        )
+        assert weight is not None
+        return replace(self, weight=weight, scales=scales, biases=biases)
 
     def by_parts(self, parts: Sequence[int]) -> "StoredMatrix":
         """Sort the rows by part, as the field ``Matrix.parts`` describes."""

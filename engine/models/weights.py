@@ -31,6 +31,7 @@ def load_model(
     if workers is None:
         ops = MlxOps(spec, tensors, stored)
         evaluate(ops.weights, progress)
+        ops.stop_counting()
         return Forward(spec, ops)
     total, done = checkpoint.packed_bytes, 0
 

@@ -1,7 +1,9 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
 import metal_ext
@@ -9,6 +11,10 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.cpu_ops import CpuOps
 from engine.models.mlx_ops import MlxOps
 from engine.models.weights import compute_itemsize, load_model
+from kvcache.layout import KVFormat
+from tests.engine.models.forwards import cache_for, step
+from tests.families import QWEN3_MOE, ROUTERS
+from tests.kvcache.managers import join
 from tests.models import ModelSpec, write_model
 
 
@@ -45,3 +51,31 @@ def test_serving_imports_nothing_that_lowers_the_limit_of_open_files() -> None:
     """mlx-lm does, for the whole process."""
     code = "import sys, metal_ext, engine.build; assert not {'mlx_lm', 'mlx.nn'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"dtype": "bfloat16", "spec": ModelSpec(tie_word_embeddings=False)},
+        {"dtype": "float16", "bits": 3, "group_size": 64},
+        {"dtype": "bfloat16", "bits": 4, "mode": "mxfp4"},
+        {"dtype": "bfloat16", "bits": 4, "layers": ROUTERS} | QWEN3_MOE,
+        {"dtype": "bfloat16"} | QWEN3_MOE,
+        {"model_type": "qwen2", "architectures": []},
+    ],
+    ids=str,
+)
+def test_aliases_of_weights_change_no_bit_of_a_model(
+    tmp_path: Path, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, ids = read_checkpoint(write_model(tmp_path, **how)), list(range(40))
+
+    def logits() -> mx.array:
+        kv = cache_for(checkpoint, KVFormat.FLOAT32)
+        assert join(kv, 1, len(ids))
+        return step(load_model(checkpoint, lambda *_: None, None), kv, [(1, 0, ids)], ids)
+
+    aliased = logits()
+    monkeypatch.setattr(MlxOps, "stop_counting", lambda _: None)
+    assert mx.array_equal(aliased, logits())
