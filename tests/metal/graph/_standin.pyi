@@ -30,8 +30,15 @@ def take_mistakes() -> list[str]:
 def counts() -> dict[str, int]:
     """operations, commands, encoders, command_buffers, barriers, waits (for fences)."""
 
-def operations_behind(arrays: list[mx.array]) -> list[str]:
-    """The names of what has to be computed for these arrays, inputs first."""
+def zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Evaluated, of any size: they take no memory."""
+
+def operations_behind(
+    arrays: list[mx.array],
+) -> list[tuple[str, list[tuple[int, int]], set[int]]]:
+    """What has to be computed for these arrays, inputs first: names; buffers that commands read and
+    write, with their numbers as MLX counts them, none where a GPU has no command; which inputs do
+    not lie in order."""
 
 def residency() -> dict[str, int]:
     """sets: how many residency sets there are. buffers: how many buffers are in one. requests: how

@@ -1,14 +1,20 @@
 // What tests ask of the stand-ins, from Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <sys/mman.h>
 
+#include <cerrno>
 #include <memory>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -65,9 +71,92 @@ std::vector<std::string> take_mistakes() {
   return all;
 }
 
-// The names of what has to be computed for these arrays, inputs first.
-std::vector<std::string> operations_behind(const std::vector<mx::array>& ends) {
-  std::vector<std::string> names;
+// Zeros that take no memory.
+mx::array zeros(const std::vector<int>& shape, mx::Dtype type) {
+  size_t bytes = type.size();
+  for (const int size : shape) {
+    bytes *= size;
+  }
+  bytes += sizeof(size_t);  // MLX keeps a size before the numbers
+  constexpr int kLazy = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* const at = mmap(nullptr, bytes, PROT_READ, kLazy, -1, 0);
+  if (at == MAP_FAILED) {
+    throw std::system_error(errno, std::generic_category(), "zeros");
+  }
+  mx::allocator::Data data(mx::allocator::Buffer(at), [bytes](mx::allocator::Buffer buffer) {
+    munmap(buffer.ptr(), bytes);
+  });
+  return mx::array(std::move(data), mx::Shape(shape.begin(), shape.end()), type);
+}
+
+// Whether an array's numbers lie in order, or will.
+bool in_order(const mx::array& array) {
+  if (!array.has_primitive()) {
+    return array.flags().row_contiguous;
+  }
+  const std::set<std::string> shared = {"Broadcast", "Split", "Transpose"};
+  const mx::Primitive& made = array.primitive();
+  if (std::string(made.name()) != "Slice") {
+    const bool view = std::set<std::string>{"ExpandDims", "Squeeze"}.contains(made.name());
+    return view ? in_order(array.inputs()[0]) : array.size() <= 1 || !shared.contains(made.name());
+  }
+  const mx::Shape steps = std::get<2>(static_cast<const mx::Slice&>(made).state());
+  bool ordered = in_order(array.inputs()[0]);
+  int64_t stride = 1;
+  int64_t whole = 1;
+  for (int i = array.ndim() - 1; i >= 0; --i) {
+    ordered &= array.shape(i) == 1 || steps[i] * whole == stride;
+    stride *= array.shape(i);
+    whole *= array.inputs()[0].shape(i);
+  }
+  return ordered;
+}
+
+// Whether a GPU computes nothing for an array that is not there yet.
+bool is_view(const mx::array& array) {
+  static const std::set<std::string> views = {
+      "Broadcast", "ExpandDims", "Slice", "Split", "Squeeze", "Transpose"};
+  static const std::set<std::string> copies = {"Contiguous", "Flatten", "Reshape", "Unflatten"};
+  const std::string name = array.primitive().name();
+  return views.contains(name) || (copies.contains(name) && in_order(array.inputs()[0]));
+}
+
+// The buffer that an array lies in, and as how many numbers MLX counts it.
+using Use = std::pair<uint64_t, uint64_t>;
+
+Use use_of(mx::array array) {
+  while (array.has_primitive() && is_view(array)) {
+    array = mx::array(array.inputs()[0]);
+  }
+  if (array.has_primitive()) {
+    return {array.id(), array.size()};
+  }
+  return {reinterpret_cast<uint64_t>(array.buffer().ptr()), array.data_size()};
+}
+
+using Operation = std::tuple<std::string, std::vector<Use>, std::set<size_t>>;
+
+Operation describe(const mx::array& array) {
+  Operation operation{array.primitive().name(), {}, {}};
+  auto& [name, uses, scattered] = operation;
+  if (is_view(array)) {
+    return operation;
+  }
+  for (size_t i = 0; i < array.inputs().size(); ++i) {
+    uses.push_back(use_of(array.inputs()[i]));
+    if (!in_order(array.inputs()[i])) {
+      scattered.insert(i);
+    }
+  }
+  for (const mx::array& output : array.outputs()) {
+    uses.emplace_back(output.id(), output.size());
+  }
+  return operation;
+}
+
+// What has to be computed for these arrays, inputs first.
+std::vector<Operation> operations_behind(const std::vector<mx::array>& ends) {
+  std::vector<Operation> operations;
   std::set<uint64_t> entered;
   std::set<const mx::Primitive*> done;
   std::vector<mx::array> open(ends.rbegin(), ends.rend());
@@ -80,10 +169,10 @@ std::vector<std::string> operations_behind(const std::vector<mx::array>& ends) {
     } else {
       open.pop_back();
       done.insert(&array.primitive());
-      names.emplace_back(array.primitive().name());
+      operations.push_back(describe(array));
     }
   }
-  return names;
+  return operations;
 }
 
 std::map<std::string, uint64_t> counts() {
@@ -119,6 +208,7 @@ NB_MODULE(_standin, m) {
   m.def("take_mistakes", &quire::graph::take_mistakes);
   m.def("counts", &quire::graph::counts);
   m.def("residency", &quire::graph::residency);
+  m.def("zeros", &quire::graph::zeros, "shape"_a, "dtype"_a);
   m.def("operations_behind", &quire::graph::operations_behind, "arrays"_a);
   m.def("calls", [](const std::string& operation) {
     return Recorder::instance().calls(operation); }, "operation"_a);
