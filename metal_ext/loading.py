@@ -20,11 +20,12 @@ RESIDENCY_PERCENT = "20"
 # MLX submits a command buffer after 40 or 50 commands, or when its commands use 40 or 50 times 2^20
 # numbers, without weights (MlxOps.stop_counting). A command buffer costs the GPU about 20 us
 # (mlx#4521), but larger ones made an M5 slower (mlxcel#360). So only older chips get larger ones.
-# A limit of over 200 commands (13 layers) would save 1 % of a step, but delay its start.
-# Intermediate results live until their command buffer, one of ten in flight, completes. With a
-# limit of 100 times 2^20 numbers, the intermediate results of a long prompt take 2 GiB, for which
-# the memory plan leaves room.
-LARGER_BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "100"}
+# A limit of over 250 commands (16 dense layers) would save 1 % of a step, but delay its start. With
+# fewer, a step of a large mixture would take more than ten buffers, and MLX queues ten.
+# Intermediate results live until their command buffer, one of those ten, completes. With a limit of
+# 100 times 2^20 numbers, the intermediate results of a long prompt take 2 GiB, for which the memory
+# plan leaves room.
+LARGER_BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "250", "MLX_MAX_MB_PER_BUFFER": "100"}
 TAKE_LARGER_BUFFERS = re.compile(r"Apple M[1-4]\b")
 
 PROCESSOR = b"machdep.cpu.brand_string"

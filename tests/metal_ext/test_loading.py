@@ -118,7 +118,7 @@ def test_command_buffers_are_larger_on_an_m1_to_an_m4(processor: str, larger: bo
     environment: dict[str, str] = {}
     prepare_environment(environment, "darwin", lambda: processor)
     assert (environment.get(OPS), environment.get(MB)) == (
-        ("200", "100") if larger else (None, None)
+        ("250", "100") if larger else (None, None)
     )
 
 

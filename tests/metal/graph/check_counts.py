@@ -44,6 +44,7 @@ from tests.models import QWEN3_4B, write_config
 
 PACKING = {"bits": 4, "group_size": 64, "mode": "affine"}
 DTYPES = {"U32": mx.uint32, "BF16": mx.bfloat16}
+SLOT_BYTES = 1 << 23
 LAYERS = 36
 LAYER = {
     "QuantizedMatmul": 7,
@@ -111,12 +112,18 @@ def load(folder: Path) -> tuple[ModelSpec, Forward]:
         return checkpoint.spec, load_model(checkpoint, lambda *_: None, None)
 
 
-def operations(spec: ModelSpec, forward: Forward, tokens: int, rows: int = 1) -> list[Operation]:
-    """Of a step with so many sequences. The first has so many tokens, others one."""
+def operations(
+    spec: ModelSpec, forward: Forward, tokens: int, rows: int = 1, took_s: list[float] | None = None
+) -> list[Operation]:
+    """Of a step with so many sequences. The first has so many tokens, others one. took_s: gets the
+    processor's time for making the graph."""
     with views_of(spec, [tokens] + [1] * (rows - 1)) as views, one_operation_each():
+        begun = time.process_time()
         states = forward.hidden(mx.array([1] * rows), views, mx.array([*range(rows)]))
         assert states is not None
         ends = views.step_end([forward.head(states).argmax(axis=-1)])
+        if took_s is not None:
+            took_s.append(time.process_time() - begun)
         return _standin.operations_behind(ends)
 
 
@@ -141,8 +148,10 @@ def views_of(spec: ModelSpec, lengths: Sequence[int]) -> Iterator[KVViews]:
     rows, states = backend.rows(segments), None
     if shape.slot is not None:
         assert isinstance(backend, MetalBackend)
-        slots = backend.new_states(shape.slot, sequences)
-        begun = [StateSegment(1, None, ((1, slot),)) for slot in range(sequences)]
+        # Nothing is written, so that all layers' states may lie in one place.
+        slot = replace(shape.slot, offsets=(0,) * len(shape.states), slot_bytes=SLOT_BYTES)
+        slots = backend.new_states(slot, sequences)
+        begun = [StateSegment(1, None, ((1, number),)) for number in range(sequences)]
         states = slots.rows(begun, rows)
     views = KVViews(layer_regions(layout), kept, [rows], segments, 1, states)
     yield views
@@ -203,7 +212,7 @@ def command_buffers(operations: Sequence[Operation], tokens: int, chip: Chip, ro
     return done + (open_commands > 0)
 
 
-@pytest.mark.parametrize(("tokens", "a_layer", "a_step"), [(256, 14, 515), (257, 15, 551)])
+@pytest.mark.parametrize(("tokens", "a_layer", "a_step"), [(256, 14, 514), (257, 15, 550)])
 def test_a_step_is_so_many_operations_and_commands(
     tokens: int, a_layer: int, a_step: int, tmp_path: Path, report: list[str]
 ) -> None:
@@ -272,10 +281,7 @@ def test_a_step_takes_few_command_buffers(name: str, tmp_path: Path, report: lis
     spec, forward = load_named(name, tmp_path)
     costs = []
     for rows in (1, 8):
-        operations(spec, forward, 257, rows)
-        begun = time.process_time()
-        found = operations(spec, forward, 257, rows)
-        host_ms = 1e3 * (time.process_time() - begun)
+        found = operations(spec, forward, 257, rows, took_s := [])
         total = commands(found, 257)
         buffers = {name: command_buffers(found, 257, its, rows) for name, its in CHIPS.items()}
         assert max(buffers["M1 and M2"], buffers["M3 and M4"]) <= ACTIVE_TASKS
@@ -286,13 +292,13 @@ def test_a_step_takes_few_command_buffers(name: str, tmp_path: Path, report: lis
         report.append(
             f"{name}, {rows} at once: {total} commands, {len(found)} operations; command buffers "
             f"{buffers}, so that the host can be {ahead} of a step ahead; the graph takes "
-            f"{host_ms:.1f} ms of a processor here"
+            f"{1e3 * took_s[0]:.1f} ms of a processor here"
         )
     assert tuple(costs) == COSTS[name]
 
 
 @pytest.mark.parametrize(
-    ("name", "buffers"), [("qwen3.6:35b", (41, 82, 62)), ("qwen3-coder:30b", (37, 74, 73))]
+    ("name", "buffers"), [("qwen3.6:35b", (42, 83, 63)), ("qwen3-coder:30b", (38, 75, 74))]
 )
 def test_weights_that_count_would_fill_many(
     name: str, buffers: tuple[int, ...], tmp_path: Path
