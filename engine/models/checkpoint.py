@@ -212,11 +212,13 @@ def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
 DTYPES = {"float32": "F32", "float16": "F16"}
 
 
-def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = None) -> Checkpoint:
+def promised_checkpoint(
+    path: Path, stored_bytes: int | None = None, *, embeds: bool | None = None
+) -> Checkpoint:
     """Predict the checkpoint of a folder whose weights are not downloaded, from ``config.json``.
 
-    ``stored_bytes`` is the size of the weights' files. With ``embeds``, the model makes vectors;
-    with None, the files decide. Raises CheckpointError, which names the file and field.
+    ``stored_bytes`` is the size of the weights' files, if known. With ``embeds``, the model makes
+    vectors; with None, the files decide. Raises CheckpointError, which names the file and field.
     """
     config = ModelConfig(path)
     spec = read_spec(config)
@@ -228,6 +230,8 @@ def promised_checkpoint(path: Path, stored_bytes: int, *, embeds: bool | None = 
     layers = (name.removesuffix(".scales") for name in tensors if name.endswith(".scales"))
     packings = {layer: packing for layer in layers if (packing := config.quantization(layer))}
     promised = checkpoint_of(config, spec, tensors, packings, embeds=embeds)
+    if stored_bytes is None:
+        return promised
     # The files may also have a head that is never read. If they are larger than all tensors with
     # this head, assume that weights have more bits than config.json says.
     embedding = f"{model.embedding.name}."

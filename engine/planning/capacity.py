@@ -57,9 +57,6 @@ class Allocation:
     name: str
     layout: KVLayout
 
-    def committed_bytes(self, tokens: int) -> int:
-        return self.layout.blocks_for(tokens) * self.layout.block_bytes
-
     def fit(self, room: Room, tokens: int) -> int:
         """Return the number of sequences of ``tokens`` tokens that fit in ``room``."""
         layout = self.layout
@@ -80,10 +77,6 @@ class Fit:
     """For each Allocation, how many sequences fit if each fills the context."""
     fifth_context: tuple[int, ...]
     """For each Allocation, how many sequences fit if each fills a fifth of the context."""
-
-    @property
-    def weights(self) -> Packing:
-        return self.resident.weights
 
 
 @dataclass(frozen=True, slots=True)

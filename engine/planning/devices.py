@@ -1,35 +1,42 @@
-"""The speed and memory of known devices, and the time of a model's step on each device.
+"""The memory of known devices, their peak rates, and the parts of them that kernels reach.
 
 Memory and bandwidth are Apple's specifications of each chip's largest configuration
 (support.apple.com, "Tech Specs"), and of smaller ones with a lower bandwidth. Apple publishes no
 arithmetic rate: ``ops_per_s`` is an **estimate**, GPU cores x 128 lanes x 2 operations x clock.
 Clocks are measured for M1 and M2 (github.com/philipturner/metal-benchmarks), and about 1.4 GHz for
 M3 and 1.6 GHz for M4. The rates of M5 and M6 are multiplied by four, after Apple's "over 4x the
-peak GPU compute for AI" (press releases of October 2025 and March 2026). Real kernels reach perhaps
-two thirds of these peaks, so planned times are lower bounds.
+peak GPU compute for AI" (press releases of October 2025 and March 2026).
 
 macOS limits the GPU's part of the memory (``recommendedMaxWorkingSetSize``): to two thirds in Macs
 with 16 or 32 GiB (llama-cpp-python issue 687, ollama issue 434), and to three quarters from 36 GiB
 on (llama.cpp issues 1870, 3213). Newer systems allow more (107.5 GiB of 128: ds4 pull request 893).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from engine.models.spec import Experts
-from engine.planning.memory import VECTOR_BYTES, ModelShape, Packing, kv_bytes_per_token, kv_shape
-
 GIB = 1024**3
 KIB = 1024
-LANES_PER_CORE = 128
-OPS_PER_LANE = 2  # a multiplication and an addition
+OPS_PER_CORE = 2 * 128  # a multiplication and an addition in each lane
 # From this memory size on, macOS gives the GPU three quarters of the memory, not two thirds.
 LARGE_MEMORY_BYTES = 36 * GIB
 
-# The estimated time that a step of 36 layers takes to run Python code and launch 400 kernels.
-APPLE_STEP_OVERHEAD_S = 2e-3
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The parts of a device's rates that kernels reach, and times that do not depend on sizes."""
+
+    read_share: float = 1.0  # of bytes_per_s: weights
+    expert_read_share: float = 1.0  # of read_share: the experts of one token
+    few_rows: int = 0  # the most rows for which MLX multiplies vectors; for more, tiles of rows
+    vector_share: float = 1.0  # of ops_per_s: products of vectors
+    tile_share: float = 1.0  # of ops_per_s: products of tiles
+    tile_rows: int = 1
+    command_s: float = 0.0  # between two commands if the second waits for the first
+    buffer_s: float = 0.0  # between two command buffers
+    buffer_commands: int = 1
+    step_s: float = 0.0  # between two steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +50,10 @@ class Device:
     """The bandwidth of reads from memory."""
     ops_per_s: float
     """The rate of multiplications and additions in matrix products."""
-    step_overhead_s: float
-    """The part of a step's time that does not depend on the step's size."""
     page_bytes: int
     """The smallest page that the device can map."""
     on_gpu: bool
+    rates: Rates
     smaller: "Device | None" = None
     """The chip with fewer GPU cores, in Macs with at most ``smaller.memory_bytes`` of memory."""
 
@@ -62,6 +68,31 @@ class Device:
         if memory_bytes < LARGE_MEMORY_BYTES:
             return memory_bytes * 2 // 3
         return memory_bytes * 3 // 4
+
+
+# Measured by others; "the sweep" is mlxcel's of mlx-lm (benchmarks/pylm_m5max_2026-09-06.csv).
+# Weights: 0.93 mlx#3852, 0.97 mlx#3863, 0.90 the sweep's slope from 4B to 32B. Two dies read less:
+# M1 by the sweep, M3 650 to 692 of 819 GB/s (inferencer-feedback#300, omlx#2238), M2 between them.
+# Experts of one token: 387 of 655 GB/s on an M3 Ultra, 542 for four tokens (mlx#4509); half of the
+# cores do better. Vectors: 8 rows take 3.4 times one row's time with mlx 0.31.2 (mlx#3839), less
+# with 0.32 on M3 and newer (mlx#3863, mlx#3852). Tiles: the same, mlx-lm's BENCHMARKS.md,
+# mlx-lm#1569; M5 and Ultras by the sweep. Rows: MLX's quantized.cpp; few_rows for middle sizes.
+# Commands: M1 116 us a layer with 0.4 buffers and M5 36 us (the sweep), M2 mlx#1561, M3 2.4 us if
+# empty (mlx#4521), M4 BENCHMARKS.md. Buffers: M1 58.2 to 91.4 tokens/s, 54 fewer (vllm-metal#637),
+# M2 mlx#1561, M3 and M4 20 us (mlx#4521), M5 1.7 % at most (mlxcel#358). Counts: loading.py.
+M5 = Rates(0.89, 0.72, 25, 0.31 / 4, 0.66, 64, 2.2e-6, 2e-6, 50)  # vectors use no matrix units
+RATES = {
+    "M1": Rates(0.89, 0.72, 10, 0.26, 0.78, 32, 5.0e-6, 115e-6, 200),
+    "M1 Ultra": Rates(0.65, 0.6, 18, 0.26, 0.4, 32, 5.0e-6, 115e-6, 200),
+    "M2": Rates(0.89, 0.72, 10, 0.26, 0.78, 32, 3.5e-6, 38e-6, 200),
+    "M2 Ultra": Rates(0.72, 0.6, 18, 0.26, 0.4, 32, 3.5e-6, 38e-6, 200),
+    "M3": Rates(0.89, 0.72, 15, 0.31, 0.78, 32, 3.6e-6, 20e-6, 200),
+    "M3 Ultra": Rates(0.8, 0.6, 18, 0.31, 0.4, 32, 3.6e-6, 20e-6, 200),
+    "M4": Rates(0.89, 0.72, 15, 0.31, 0.78, 32, 3.0e-6, 20e-6, 200),
+    "M5": M5,
+    "M5 Ultra": replace(M5, read_share=0.8, expert_read_share=0.6, tile_share=0.4),
+    "M6": M5,
+}
 
 
 def _apple(
@@ -79,24 +110,24 @@ def _apple(
         name=name,
         memory_bytes=memory_gib * GIB,
         bytes_per_s=gigabytes_per_s * 1e9,
-        ops_per_s=cores * LANES_PER_CORE * OPS_PER_LANE * ghz * 1e9 * speed_up,
-        step_overhead_s=APPLE_STEP_OVERHEAD_S,
+        ops_per_s=cores * OPS_PER_CORE * ghz * 1e9 * speed_up,
         page_bytes=16 * KIB,
         on_gpu=True,
+        rates=RATES.get(name) or RATES[name[:2]],
         smaller=None if smaller is None else _apple(name, *smaller, ghz, speed_up),
     )
 
 
 # The project's test machine, two Xeon cores with AVX-512. The bandwidth was measured by a read
-# probe, the operations by OpenBLAS in float32, the overhead by the demo model's steps of 0.6 ms.
+# probe, the operations by OpenBLAS in float32, the last by the demo model's steps of 0.6 ms.
 CPU = Device(
     name="cpu",
     memory_bytes=24 * GIB,
     bytes_per_s=40e9,
     ops_per_s=200e9,
-    step_overhead_s=0.5e-3,
     page_bytes=4 * KIB,
     on_gpu=False,
+    rates=Rates(step_s=0.5e-3),
 )
 
 DEVICES = (
@@ -124,10 +155,6 @@ DEVICES = (
 )
 
 
-def device_names() -> list[str]:
-    return [device.name for device in DEVICES]
-
-
 def find_device(name: str) -> Device | None:
     """Return the device with this name. "Apple M4 Pro" and "m4-pro" also find "M4 Pro"."""
     wanted = name.lower().removeprefix("apple").replace("-", " ").strip()
@@ -137,78 +164,3 @@ def find_device(name: str) -> Device | None:
 def this_device() -> Device:
     """Return the entry of DEVICES for MLX's device on this machine, or CPU if there is none."""
     return find_device(str(mx.device_info().get("device_name", ""))) or CPU
-
-
-# A token's operations on each number of a recurrent state: decay, two products, and update.
-STATE_OPS = 7
-
-
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """Computes how long a step of one model takes on one device, from bytes and operations.
-
-    A step reads all weights once, except experts that no token chooses (by random choices). A
-    step reads K and V, and reads and writes recurrent states. Activations are not counted.
-    """
-
-    device: Device
-    weights_bytes: int
-    """The bytes of weights that every step reads, which are all weights except experts."""
-    kv_bytes_per_token: int
-    ops_per_token: int
-    """The operations per token of all matrices but the output head."""
-    ops_per_row: int
-    """The operations of the output head, which runs for one token of each sequence only."""
-    ops_per_pair: int
-    """The operations of attention for each pair of tokens, one of which attends to the other."""
-    mixtures: tuple[tuple[Experts, int], ...] = ()
-    """For each layer with experts, the mixture of experts and the bytes of one expert."""
-    state_bytes: int = 0
-    """The bytes of one sequence's recurrent states."""
-
-    @classmethod
-    def of(cls, shape: ModelShape, device: Device, weights: Packing) -> "CostModel":
-        spec = shape.spec
-        embedding = spec.vocab_size * spec.hidden_size
-        layers = shape.matrix_numbers - embedding * (1 if spec.tied_embeddings else 2)
-        mixtures = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, Experts)]
-        one = [3 * mixture.inner_size * spec.hidden_size for mixture in mixtures]
-        experts = sum(mixture.experts * size for mixture, size in zip(mixtures, one, strict=True))
-        active = sum(mixture.chosen * size for mixture, size in zip(mixtures, one, strict=True))
-        return cls(
-            device=device,
-            # Count the embedding's matrix once, as the output head: a lookup reads only a few rows.
-            weights_bytes=weights.bytes_of(layers - experts + embedding)
-            + VECTOR_BYTES * shape.vector_numbers,
-            kv_bytes_per_token=kv_bytes_per_token(shape),
-            ops_per_token=2 * (layers - experts + active)
-            + sum(STATE_OPS * net.values_width * net.key_dim for net in spec.recurrences),
-            ops_per_row=2 * embedding,
-            ops_per_pair=sum(
-                4 * attention.heads * attention.head_dim for attention in spec.attentions
-            ),
-            mixtures=tuple(
-                (mixture, weights.bytes_of(size))
-                for mixture, size in zip(mixtures, one, strict=True)
-            ),
-            state_bytes=sum(state.state_bytes for state in kv_shape(shape).states),
-        )
-
-    def weights_read(self, tokens: int) -> float:
-        return self.weights_bytes + sum(
-            mixture.distinct(tokens) * size for mixture, size in self.mixtures
-        )
-
-    def step_seconds(self, plan: Sequence[tuple[int, int]]) -> float:
-        """Return a step's time. ``plan`` has ``(start, count)`` of each sequence's new tokens."""
-        tokens = sum(count for _, count in plan)
-        # The step reads K and V of start + count tokens, and writes K and V of count tokens.
-        touched = sum(start + 2 * count for start, count in plan)
-        pairs = sum(count * start + count * (count + 1) // 2 for start, count in plan)
-        bytes_moved = self.weights_read(tokens) + self.kv_bytes_per_token * touched
-        bytes_moved += 2 * self.state_bytes * len(plan)
-        ops = self.ops_per_token * tokens + self.ops_per_row * len(plan) + self.ops_per_pair * pairs
-        device = self.device
-        return device.step_overhead_s + max(
-            bytes_moved / device.bytes_per_s, ops / device.ops_per_s
-        )

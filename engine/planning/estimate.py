@@ -1,15 +1,16 @@
 """Answers two questions about a model on a machine: what fits, and how fast may it be?"""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from engine.build import EnginePlan, plan_engine
 from engine.config import EngineConfig
-from engine.models.checkpoint import Checkpoint, promised_checkpoint
+from engine.models.checkpoint import Checkpoint
 from engine.models.config import Quantization
 from engine.planning.capacity import Allocation, Room, empty_machine
-from engine.planning.devices import CostModel, Device
-from engine.planning.memory import BF16, ModelShape, Packing, own_packing, weights_bytes
+from engine.planning.cost import CostModel
+from engine.planning.devices import Device
+from engine.planning.memory import ModelShape, own_packing, weights_bytes
+from engine.step.token_budget import ALONE_TARGETS
 from kvcache.kv_backends import KVBackendChoice
 
 FOUR_BITS = Quantization(4, 64)
@@ -21,8 +22,7 @@ class Estimate:
 
     plan: EnginePlan
     cost: CostModel
-    step_tokens: int
-    """The largest number of prompt tokens that one step computes."""
+    config: EngineConfig
 
     def chats(self, tokens: int) -> int:
         """Return how many sequences of ``tokens`` tokens run at once."""
@@ -31,24 +31,24 @@ class Estimate:
         return min(memory.max_num_seqs, Allocation("own", memory.layout).fit(room, tokens))
 
     def decode_tokens_per_s(self, context: int) -> float:
-        """Return the highest rate of tokens for one sequence alone, after ``context`` tokens."""
+        """Return the tokens per second of one sequence alone, after ``context`` tokens."""
         return 1 / self.cost.step_seconds([(context - 1, 1)])
 
     def first_token_s(self, prompt: int) -> float:
-        """Return the least time from a prompt's start to its first token."""
-        starts = range(0, prompt, self.step_tokens)
-        return sum(
-            self.cost.step_seconds([(at, min(self.step_tokens, prompt - at))]) for at in starts
-        )
+        """Return the time from a prompt's start to its first token, in steps of the target time."""
+        target_s = ALONE_TARGETS * self.config.step_time_target_ms / 1000
+        start, seconds = 0, 0.0
+        while start < prompt:
+            maximum = min(self.config.max_num_batched_tokens, prompt - start)
+            count = self.cost.prompt_tokens(target_s, maximum, start)
+            seconds += self.cost.step_seconds([(start, count)])
+            start += count
+        return seconds
 
 
-def estimate(shape: ModelShape, plan: EnginePlan, device: Device, config: EngineConfig) -> Estimate:
-    stored, dtype = shape.quantization, plan.checkpoint.dtype
-    packing = Packing(dtype, 32 if dtype == "F32" else 16)
-    if stored is not None:
-        packing = own_packing(stored, on_gpu=device.on_gpu)
-    cost = CostModel.of(shape, device, packing)
-    return Estimate(plan, cost, config.max_num_batched_tokens)
+def estimate(plan: EnginePlan, device: Device, config: EngineConfig) -> Estimate:
+    weights, kv = plan.memory.demand.weights_bytes, plan.memory.layout.shape
+    return Estimate(plan, CostModel.of(device, plan.checkpoint.spec, weights, kv), config)
 
 
 def plan_elsewhere(
@@ -64,17 +64,7 @@ def plan_elsewhere(
     return plan_engine(config, checkpoint, machine, KVBackendChoice(backend, ()))
 
 
-def checkpoint_without_weights(folder: Path, shape: ModelShape) -> Checkpoint:
-    """Predict the checkpoint of a folder that has only ``config.json``."""
-    stored = shape.quantization
-    packing = BF16 if stored is None else own_packing(stored, on_gpu=True)
-    return promised_checkpoint(folder, weights_bytes(shape, packing))
-
-
-def in_four_bits(
-    shape: ModelShape, checkpoint: Checkpoint, *, on_gpu: bool
-) -> tuple[ModelShape, Checkpoint]:
-    """Return the shape and the checkpoint that the model would have in MLX's 4 bits."""
+def in_four_bits(shape: ModelShape, checkpoint: Checkpoint, *, on_gpu: bool) -> Checkpoint:
+    """Return the checkpoint that the model would have in MLX's 4 bits."""
     size = weights_bytes(shape, own_packing(FOUR_BITS, on_gpu=on_gpu))
-    packed = replace(checkpoint, stored_bytes=size, packed_bytes=size)
-    return replace(shape, quantization=FOUR_BITS), packed
+    return replace(checkpoint, stored_bytes=size, packed_bytes=size)

@@ -19,10 +19,6 @@ from kvcache.memory_budget import MemoryDemand
 from kvcache.state_cache import SLOTS_PER_SEQUENCE
 
 KIB = 1024
-# MLX's affine quantization stores a scale and a bias for each group; 64 is its default group size
-# (mlx.core.quantize).
-GROUP_SIZE = 64
-BITS_PER_GROUP = 2 * 16
 # The CPU's kernels pack this many outputs of a matrix in one panel (block of packed weights).
 PANEL_OUTPUTS = 16
 VECTOR_BYTES = 2
@@ -54,14 +50,6 @@ class ModelShape:
     def parameters(self) -> int:
         return self.matrix_numbers + self.vector_numbers
 
-    @property
-    def max_position_embeddings(self) -> int:
-        return self.spec.max_position_embeddings
-
-    @property
-    def kv_numbers_per_token(self) -> int:
-        return sum(2 * a.kv_heads * a.head_dim for a in self.spec.attentions)
-
 
 def read_shape(path: Path) -> ModelShape:
     """Read ``config.json`` in a folder. Raises CheckpointError, which names the file and field."""
@@ -88,11 +76,6 @@ class Packing:
         return math.ceil(numbers * self.bits / 8)
 
 
-def affine(bits: int, group_size: int = GROUP_SIZE) -> Packing:
-    """Return MLX's affine packing. For example, 4 bits in groups of 64 take 4.5 bits per number."""
-    return Packing(f"q{bits}", bits + BITS_PER_GROUP / group_size)
-
-
 def own_packing(stored: Quantization, *, on_gpu: bool) -> Packing:
     """Return the packing of a quantized checkpoint's weights in memory. A GPU keeps the packing of
     the files; a CPU has its own packing."""
@@ -108,8 +91,9 @@ def own_packing(stored: Quantization, *, on_gpu: bool) -> Packing:
 
 
 BF16 = Packing("bf16", 16)
-Q8 = affine(8)
-Q4 = affine(4)
+# MLX's affine quantization stores a scale and a bias of 16 bits for each group. Its default groups
+# have 64 numbers (mlx.core.quantize).
+Q8, Q4 = Packing("q8", 8.5), Packing("q4", 4.5)
 WEIGHT_PACKINGS = (BF16, Q8, Q4)
 
 
@@ -138,11 +122,6 @@ def weights_bytes(shape: ModelShape, packing: Packing) -> int:
     return packing.bytes_of(shape.matrix_numbers) + VECTOR_BYTES * shape.vector_numbers
 
 
-def kv_bytes_per_token(shape: ModelShape) -> int:
-    """Return the bytes of a token's K and V in bf16."""
-    return BF16.bytes_of(shape.kv_numbers_per_token)
-
-
 def kv_shape(shape: ModelShape) -> KVShape:
     """Return the shape of a sequence's cache in bf16, as on a GPU. On a CPU, the inputs that
     convolutions keep are float32 instead, which adds 2 % to a state."""
@@ -155,17 +134,13 @@ def slot_bytes(shape: ModelShape) -> int:
     return 0 if slot is None else slot.slot_bytes
 
 
-def states_bytes(shape: ModelShape) -> int:
-    return SLOTS_PER_SEQUENCE * slot_bytes(shape)
-
-
 def resident(shape: ModelShape, weights: Packing, context: int) -> Resident:
     return Resident(
         weights,
         context,
         weights_bytes(shape, weights),
-        context * kv_bytes_per_token(shape),
-        states_bytes(shape),
+        context * kv_shape(shape).bytes_per_token,
+        SLOTS_PER_SEQUENCE * slot_bytes(shape),
     )
 
 

@@ -8,17 +8,11 @@ from pathlib import Path
 
 from engine.kv_backend import metal_device
 from engine.machine import machine_memory
-from engine.models.checkpoint import Checkpoint
+from engine.models.checkpoint import Checkpoint, promised_checkpoint
 from engine.planning.capacity import CHUNK_TOKENS, CapacityReport, plan_capacity
-from engine.planning.devices import Device, device_names, find_device, this_device
-from engine.planning.estimate import (
-    Estimate,
-    checkpoint_without_weights,
-    estimate,
-    in_four_bits,
-    plan_elsewhere,
-)
-from engine.planning.memory import ModelShape, kv_bytes_per_token, read_shape, slot_bytes
+from engine.planning.devices import DEVICES, Device, find_device, this_device
+from engine.planning.estimate import Estimate, estimate, in_four_bits, plan_elsewhere
+from engine.planning.memory import ModelShape, kv_shape, read_shape, slot_bytes
 from kvcache.memory_budget import gib
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model
@@ -64,7 +58,7 @@ class Target:
         """Return the machine of the options --device and --memory. Raises SettingError."""
         device = this_device() if name is None else find_device(name)
         if device is None:
-            known = ", ".join(device_names())
+            known = ", ".join(each.name for each in DEVICES)
             raise SettingError(f"--device {name!r} is not known; known are {known}")
         size, working_set = device.memory_bytes, None
         if memory is not None:
@@ -108,9 +102,9 @@ def plan_model(
             check_found(reader, model, settings, tokenizer=False)
             checkpoint = checkpoint_of(model, settings)
         else:
-            checkpoint = checkpoint_without_weights(model.folder, shape)
+            checkpoint = promised_checkpoint(model.folder)
     if context is None:
-        context = min(DEFAULT_CONTEXT, shape.max_position_embeddings)
+        context = min(DEFAULT_CONTEXT, shape.spec.max_position_embeddings)
     with planning_errors():
         report = plan_capacity(
             shape,
@@ -136,19 +130,16 @@ def plan_model(
 def read_estimate(machine: Machine, target: Target, folder: Path) -> Estimate:
     """Return the estimate of a model from its ``config.json`` alone. Raises SettingError, which
     names the size that does not fit."""
-    shape = read_shape(folder)
-    return _estimate(machine, target, shape, checkpoint_without_weights(folder, shape))
+    return _estimate(machine, target, promised_checkpoint(folder))
 
 
-def _estimate(
-    machine: Machine, target: Target, shape: ModelShape, checkpoint: Checkpoint
-) -> Estimate:
+def _estimate(machine: Machine, target: Target, checkpoint: Checkpoint) -> Estimate:
     config = engine_config(machine.settings)
     if target.here:
-        return estimate(shape, machine.plan(checkpoint), target.device, config)
+        return estimate(machine.plan(checkpoint), target.device, config)
     where = target.device, target.memory_bytes, target.working_set_bytes
     with planning_errors():
-        return estimate(shape, plan_elsewhere(config, checkpoint, *where), target.device, config)
+        return estimate(plan_elsewhere(config, checkpoint, *where), target.device, config)
 
 
 def _estimate_or_four_bits(
@@ -157,12 +148,12 @@ def _estimate_or_four_bits(
     """Return an estimate and an empty text. If the model does not fit as it is stored, the text is
     the reason, and the estimate is for MLX's 4 bits, or None if they do not help."""
     try:
-        return _estimate(machine, target, shape, checkpoint), ""
+        return _estimate(machine, target, checkpoint), ""
     except SettingError as error:
         if shape.quantization is None:
             packed = in_four_bits(shape, checkpoint, on_gpu=target.device.on_gpu)
             with suppress(SettingError):
-                return _estimate(machine, target, *packed), str(error)
+                return _estimate(machine, target, packed), str(error)
         return None, str(error)
 
 
@@ -241,7 +232,7 @@ def note(text: str) -> Iterator[str]:
 
 def report_lines(report: CapacityReport) -> Iterator[str]:
     yield "What pages buy"
-    token = kv_bytes_per_token(report.shape)
+    token = kv_shape(report.shape).bytes_per_token
     shared = (SHARING_CHATS - 1) * LONG_PROMPT * token
     dense, chunks, own = report.fits[-1].fifth_context
     states = (
@@ -265,7 +256,7 @@ def report_lines(report: CapacityReport) -> Iterator[str]:
     )
     rows = [
         (
-            fit.weights.name,
+            fit.resident.weights.name,
             gibs(fit.resident.weights_bytes),
             gibs(fit.room.kv_bytes),
             str(fit.tokens or "refused"),

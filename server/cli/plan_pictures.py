@@ -47,7 +47,7 @@ def weights_and_kv(report: CapacityReport) -> Figure:
     """Draw the bytes of weights, and of K and V, against the context's length."""
     stored = report.by_context[0].weights.name
     figure, axes = _figure(f"Weights ({stored}) against K and V (bf16) by context", report)
-    known = report.shape.max_position_embeddings
+    known = report.shape.spec.max_position_embeddings
     labels = [tokens_label(r.context) + " *" * (r.context > known) for r in report.by_context]
     kept = "K, V and states" if report.by_context[0].states_bytes else "K and V"
     weights = [resident.weights_bytes / GIB for resident in report.by_context]
@@ -77,7 +77,7 @@ def fit(report: CapacityReport) -> Figure:
         places = [place + (number - 1) * width for place in range(len(counts))]
         bars = axes.bar(places, counts, width, color=SERIES_COLOURS[number], label=allocation.name)
         axes.bar_label(bars, padding=2)
-    axes.set_xticks(range(len(report.fits)), [fit.weights.name for fit in report.fits])
+    axes.set_xticks(range(len(report.fits)), [fit.resident.weights.name for fit in report.fits])
     axes.set_xlabel("weights")
     axes.set_ylabel("sequences at once")
     _legend(figure)

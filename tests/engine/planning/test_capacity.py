@@ -70,7 +70,7 @@ def test_a_gpu_that_says_what_it_may_use_is_believed(qwen3_4b: ModelShape, devic
 
 
 def test_smaller_packings_hold_more_sequences(report: CapacityReport) -> None:
-    assert [fit.weights.name for fit in report.fits] == ["bf16", "q8", "q4"]
+    assert [fit.resident.weights.name for fit in report.fits] == ["bf16", "q8", "q4"]
     for column in zip(*(fit.whole_context + fit.fifth_context for fit in report.fits), strict=True):
         assert column[0] <= column[1] <= column[2]
         assert column[0] < column[2]
@@ -103,14 +103,15 @@ def test_smaller_units_hold_more_short_sequences(report: CapacityReport) -> None
 def test_allocations_charge_by_their_unit(report: CapacityReport) -> None:
     dense, chunks, sparse = report.allocations
     token = 144 * 1024
-    assert [a.committed_bytes(1) // token for a in (dense, chunks, sparse)] == [CONTEXT, 256, 32]
-    assert [a.committed_bytes(257) // token for a in (dense, chunks, sparse)] == [CONTEXT, 512, 288]
+    blocks = [a.layout.block_bytes // token for a in (dense, chunks, sparse)]
+    assert blocks == [CONTEXT, 256, 32]
+    assert [a.layout.blocks_for(257) for a in (dense, chunks, sparse)] == [1, 2, 9]
 
 
 def test_a_packed_model_is_planned_in_its_own_packing(qwen3_4b: ModelShape, device: Device) -> None:
     packed = replace(qwen3_4b, quantization=Quantization(4, 32))
     (fit,) = plan_capacity(packed, device, 18 * GIB, CONTEXT, SERVER).fits
-    assert (fit.weights.name, fit.weights.bits) == ("q4", 5)
+    assert (fit.resident.weights.name, fit.resident.weights.bits) == ("q4", 5)
 
 
 def test_nothing_fits_where_weights_leave_no_room(qwen3_4b: ModelShape, device: Device) -> None:

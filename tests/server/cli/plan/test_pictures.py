@@ -61,7 +61,7 @@ def test_the_stacked_bars_are_the_report(report: CapacityReport) -> None:
 
 def test_contexts_that_the_model_does_not_know_are_marked(report: CapacityReport) -> None:
     (axes,) = pictures.weights_and_kv(report).axes
-    known = report.shape.max_position_embeddings
+    known = report.shape.spec.max_position_embeddings
     beyond = [r.context > known for r in report.by_context]
     assert ["*" in label.get_text() for label in axes.get_xticklabels()] == beyond
     assert ("* beyond" in axes.get_xlabel()) == any(beyond)
