@@ -202,7 +202,8 @@ def fit(
     arena = request.max_buffer_bytes if request.kv_backend is KVBackend.METAL_DENSE else None
     num_slots, slot_bytes = 0, 0 if shape.slot is None else shape.slot.slot_bytes
     if slot_bytes:
-        num_slots = slots_within(budget, slot_bytes, request.max_num_seqs, arena)
+        kv_bytes = smallest * shape.bytes_per_token + request.settings.heap_bytes
+        num_slots = slots_within(budget, slot_bytes, request.max_num_seqs, arena, kv_bytes)
         budget -= num_slots * slot_bytes
     if request.settings.kv_budget_bytes is None:
         # More memory than all full sequences need is useless. One further heap covers rounding.
@@ -243,11 +244,13 @@ def fit(
     return MemoryPlan(demand, layout, kv_bytes, max_len, sequences, note, num_slots)
 
 
-def slots_within(budget: int, slot_bytes: int, max_sequences: int, arena: int | None = None) -> int:
-    """Return the number of state slots: as many as fit into a third of the budget, but no more than
-    all sequences can use, and no fewer than one running sequence needs plus one. ``arena`` is the
-    limit in bytes if one allocation holds all slots. Raises BudgetError if the fewest slots take
-    the whole budget."""
+def slots_within(
+    budget: int, slot_bytes: int, max_sequences: int, arena: int | None = None, kv_bytes: int = 0
+) -> int:
+    """Return the number of state slots: as many as fit into a third of the budget and leave
+    ``kv_bytes`` to K and V, but no more than all sequences can use, and no fewer than one running
+    sequence needs plus one. ``arena`` is the limit in bytes if one allocation holds all slots.
+    Raises BudgetError if the fewest slots take the whole budget."""
     fewest = SLOTS_PER_SEQUENCE + 1
     if fewest * slot_bytes >= budget:
         raise BudgetError(
@@ -255,7 +258,7 @@ def slots_within(budget: int, slot_bytes: int, max_sequences: int, arena: int | 
             f"{fewest} slots of {gib(slot_bytes)}: serve a smaller model, or lower --headroom"
         )
     useful = (SLOTS_PER_SEQUENCE + SLOTS_PER_CONVERSATION) * max_sequences
-    share = int(budget * STATE_SHARE)
+    share = min(int(budget * STATE_SHARE), budget - kv_bytes)
     room = share if arena is None else min(share, arena)
     return max(fewest, min(useful, room // slot_bytes))
 

@@ -271,6 +271,16 @@ def test_a_short_context_takes_no_memory_from_states() -> None:
     assert short.kv_budget_bytes < long.kv_budget_bytes
 
 
+@pytest.mark.parametrize("context", [2048, 40_960, 60_000, 65_536, 73_721, 80_000, 85_000])
+def test_a_long_context_that_is_asked_for_takes_memory_from_states(context: int) -> None:
+    hybrid = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
+    request = asked(max_model_len=context)
+    found = fit(DEMAND, request, hybrid, model_max_len=262144, system_page_bytes=4096)
+    assert found.max_model_len == context
+    assert found.num_slots >= 4
+    assert found.kv_budget_bytes + found.state_bytes <= 9.5 * GIB
+
+
 def test_states_of_a_gpu_are_there_from_the_start_and_of_a_dense_one_in_one_buffer() -> None:
     hybrid = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
     assert hybrid.slot is not None
