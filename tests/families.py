@@ -58,6 +58,31 @@ QWEN3_NEXT: dict[str, Any] = (
 )
 
 
+BONSAI: dict[str, Any] = {
+    "model_type": "prism_hadamard_qwen35",
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "schema_version": 2,
+    "tensor_namespace": "mlx-vlm-qwen3_5",
+    "gdn_activation_layout": "grouped",
+    "quantization": {"bits": 2, "group_size": 128, "mode": "affine"},
+}
+
+
+def bonsai_modules(layers: int, interval: int, block: int) -> list[dict[str, Any]]:
+    """The manifest of a pack of Bonsai 2 with a head of its own."""
+    names = ["model.embed_tokens", "lm_head"]
+    for number in range(layers):
+        mixer = ["linear_attn." + each for each in ("in_proj_qkv", "in_proj_z", "out_proj")]
+        if (number + 1) % interval == 0:
+            mixer = [f"self_attn.{each}_proj" for each in "qkvo"]
+        mlp = [f"mlp.{each}_proj" for each in ("gate", "up", "down")]
+        names += [f"model.layers.{number}.{each}" for each in (*mixer, *mlp)]
+    return [
+        {"path": name, "block": block, "embedding": "embed" in name, "dtype": "float16"}
+        for name in names
+    ]
+
+
 QWEN3_MOE: dict[str, Any] = {
     "model_type": "qwen3_moe",
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -141,6 +166,14 @@ QWEN3_5_4B = ModelSpec(
     vocab_size=248320,
     max_position_embeddings=262144,
 )
+QWEN3_6_27B = replace(
+    QWEN3_5_4B,
+    num_hidden_layers=64,
+    hidden_size=5120,
+    num_attention_heads=24,
+    intermediate_size=17408,
+    tie_word_embeddings=False,
+)
 PUBLISHED = {
     "Qwen3-30B-A3B": Published(
         ModelSpec(
@@ -168,15 +201,15 @@ PUBLISHED = {
     ),
     "Qwen3.5-4B": Published(QWEN3_5_4B, FIELDS | PUBLISHED_DELTA),
     "Qwen3.6-27B": Published(
-        replace(
-            QWEN3_5_4B,
-            num_hidden_layers=64,
-            hidden_size=5120,
-            num_attention_heads=24,
-            intermediate_size=17408,
-            tie_word_embeddings=False,
-        ),
+        QWEN3_6_27B,
         FIELDS | PUBLISHED_DELTA | {"linear_num_value_heads": 48},
+    ),
+    "Bonsai-2-27B": Published(
+        QWEN3_6_27B,
+        FIELDS
+        | PUBLISHED_DELTA
+        | {"linear_num_value_heads": 48, "modules": bonsai_modules(64, 4, 1024)}
+        | BONSAI,
     ),
     "Qwen3.6-35B-A3B": Published(
         replace(

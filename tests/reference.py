@@ -11,6 +11,7 @@ from engine.models.checkpoint import Checkpoint
 
 # mlx_lm lowers the limit of open files for the whole process when it is imported.
 with mock.patch.object(resource, "setrlimit"):
+    from mlx_lm.models import prism_hadamard_qwen35 as prism
     from mlx_lm.models.rope_utils import initialize_rope
     from mlx_lm.utils import _get_classes as classes_of
     from mlx_lm.utils import load_model
@@ -26,14 +27,27 @@ class Float32Embedding(nn.QuantizedEmbedding):  # type: ignore[misc]
         return rows.astype(mx.float32)
 
 
+class Float32RotatedEmbedding(prism.HadamardQuantizedEmbedding):  # type: ignore[misc]
+    """An embedding with a rotation whose rows are float32; mlx-lm's are float16."""
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        parts = (self.weight[ids], self.scales[ids], self.biases[ids])
+        rows = mx.dequantize(*parts, self.group_size, self.bits)
+        rotate = prism.hadamard_rotate
+        return rotate(rows, self.block, self.signs, inverse=True) if self.block else rows
+
+
 def load_reference(checkpoint: Checkpoint, *, stored: bool = False) -> Any:
     """Return mlx-lm's model in float32, with codes as they are: unpacked they would be rounded to
     the checkpoint's own 16 bits. stored: in the checkpoint's own dtype."""
     model = lazy_reference(checkpoint)
     if not stored:
         model.set_dtype(mx.float32)
-        if isinstance(model.model.embed_tokens, nn.QuantizedEmbedding):
-            model.model.embed_tokens.__class__ = Float32Embedding
+        embedding = model.model.embed_tokens
+        if isinstance(embedding, nn.QuantizedEmbedding):
+            embedding.__class__ = Float32Embedding
+        if isinstance(embedding, prism.HadamardQuantizedEmbedding):
+            embedding.__class__ = Float32RotatedEmbedding
     mx.eval(model.parameters())
     return model
 

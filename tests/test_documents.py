@@ -24,6 +24,7 @@ NAMES = {
     "qwen3_next": r"Qwen3-Next",
     "qwen3_5": r"Qwen3\.[568]|hybrids?\b",
     "qwen3_5_moe": r"Qwen3\.[56]",
+    "prism_hadamard_qwen35": r"Bonsai 2",
 }
 DENIAL = re.compile(
     r"\b(no|not|none|nobody|cannot|never|\w+n't)\b.*\b(yet|runs?|served?|works?|supported|possible)\b"

@@ -93,7 +93,7 @@ class Checkpoint:
     spec: ModelSpec
     eos_token_ids: tuple[int, ...]
     dtype: str
-    """The dtype of the float tensors: "F32", "BF16" or "F16"."""
+    """The dtype of a GPU's activations: "F32", "BF16" or "F16"."""
     stored_bytes: int
     """The bytes of all tensors in the files."""
     packed_bytes: int
@@ -181,7 +181,7 @@ def checkpoint_of(
         path=path,
         spec=spec,
         eos_token_ids=_eos_token_ids(path, config),
-        dtype=tensors[f"{model.norm.name}.weight"].dtype,
+        dtype="F16" if spec.blocks else tensors[f"{model.norm.name}.weight"].dtype,
         stored_bytes=sum(tensor.stored_bytes for tensor in tensors.values()),
         packed_bytes=packed_bytes(model, tensors, packings.get),
         num_weights=model.count(1) + model.count(2),
@@ -248,7 +248,8 @@ def promised_tensors(config: ModelConfig, model: ModelTensors) -> dict[str, Tens
     tensors: dict[str, Tensor] = {}
     for name, shape in model.shapes.items():
         layer = name.removesuffix(".weight")
-        packing = config.quantization(layer) if len(shape) > 1 else None
+        plain = len(shape) == 1 or (model.blocks and layer not in model.blocks)
+        packing = None if plain else config.quantization(layer)
         if packing is None or shape[-1] % packing.group_size:
             tensors[name] = Tensor("", dtype, shape)
             continue

@@ -83,6 +83,11 @@ class ModelConfig:
                 f"{self.file}: {field} ({count}) is not a multiple of {unit_field} ({unit})"
             )
 
+    def check_choice(self, field: str, value: object, choices: Iterable[object]) -> None:
+        """Raise CheckpointError if ``value`` is none of the choices."""
+        if not any(type(value) is type(choice) and value == choice for choice in choices):
+            raise self._wrong(field, value, " or ".join(map(str, choices)))
+
     def refuse_windows(self) -> None:
         """Raise CheckpointError if the model has sliding-window attention."""
         if self.values.get("use_sliding_window"):
@@ -117,10 +122,8 @@ class ModelConfig:
                 f"{self.file}: quantization needs the numbers bits and group_size"
             ) from error
         bits, group_sizes = MODES[mode]
-        if packing.bits not in bits:
-            raise self._wrong("quantization.bits", packing.bits, _any_of(bits))
-        if packing.group_size not in group_sizes:
-            raise self._wrong("quantization.group_size", packing.group_size, _any_of(group_sizes))
+        self.check_choice("quantization.bits", packing.bits, bits)
+        self.check_choice("quantization.group_size", packing.group_size, group_sizes)
         return packing
 
     def names_layer(self, layer: str) -> bool:
@@ -130,7 +133,3 @@ class ModelConfig:
 
     def _wrong(self, field: str, value: object, what: str) -> CheckpointError:
         return CheckpointError(f"{self.file}: {field} is {value!r}; it must be {what}")
-
-
-def _any_of(numbers: Iterable[int]) -> str:
-    return " or ".join(map(str, numbers))

@@ -1,5 +1,5 @@
-"""A model's operations on a CPU. The weights are packed for quire's own kernels. Activations and
-sums are float32, whatever the dtype of the weights."""
+"""A model's operations on a CPU, with rotated inputs or without. The weights are packed for quire's
+own kernels. Activations and sums are float32, whatever the dtype of the weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import mlx.core as mx
 import metal_ext
 from engine.models.expert_tensors import ExpertMatrix
 from engine.models.forward import conv_by_taps, gated_delta, qk_transforms, split_gate
+from engine.models.mlx_ops import MlxOps
 from engine.models.spec import Attention, Experts, GatedDeltaNet, Mlp, ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
 from engine.models.tensors import (
@@ -17,9 +18,11 @@ from engine.models.tensors import (
     AttentionTensors,
     DeltaTensors,
     DenseTensors,
+    Matrix,
     MixtureTensors,
     MlpTensors,
     ModelTensors,
+    Vector,
 )
 from kvcache.views import KVViews
 
@@ -229,6 +232,45 @@ class CpuOps:
 
     def head(self, states: mx.array) -> mx.array:
         return metal_ext.linear(states, self._head, self._workers)
+
+
+class RotatedCpuOps(MlxOps):
+    """Implements Ops (forward.py) on a CPU, for a model with rotated inputs. Each matrix is packed
+    alone: matrices that multiply the same input may differ in its rotation."""
+
+    rotated_dtype = mx.float32
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensors: ModelTensors,
+        stored: StoredWeights,
+        workers: metal_ext.CpuWorkers,
+        packed: Packed,
+    ) -> None:
+        """Take all weights out of ``stored``. Pack one matrix at a time, to save memory."""
+        super().__init__(spec, tensors, stored)
+        mx.eval(self._vectors)
+        self._workers = workers
+        self._packed: dict[str, metal_ext.PackedLinear] = {}
+        for name in list(self._matrices):
+            self._packed[name] = pack_linear([self._matrices.pop(name)], workers)
+            packed(self._packed[name].nbytes)
+        self.weights = []
+        mx.clear_cache()
+
+    def _rows(self, token_ids: mx.array, matrix: Matrix) -> mx.array:
+        return metal_ext.packed_rows(token_ids, self._packed[matrix.name], self._workers)
+
+    def _dense(self, x: mx.array, tensors: DenseTensors) -> mx.array:
+        gate, up = self._multiply_each(x, tensors.gate_up)
+        return self._multiply(gate * mx.sigmoid(gate) * up, tensors.down)
+
+    def _normed(self, x: mx.array, norm: Vector) -> mx.array:
+        return metal_ext.rms_norm(x, self._vectors[norm.name], self._eps, self._workers)
+
+    def _product(self, x: mx.array, matrix: Matrix) -> mx.array:
+        return metal_ext.linear(x, self._packed[matrix.name], self._workers)
 
 
 def _packed_mlp(

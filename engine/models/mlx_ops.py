@@ -15,6 +15,7 @@ from engine.models.tensors import (
     Matrix,
     MixtureTensors,
     ModelTensors,
+    Product,
     Vector,
 )
 from kvcache.views import KVViews
@@ -90,13 +91,21 @@ def _multiply_chosen(
 class MlxOps:
     """Implements Ops (forward.py) with MLX, on weights that are packed as in the files."""
 
+    rotated_dtype = mx.float16
+    """The dtype of activations, for models with rotated inputs."""
+
     def __init__(self, spec: ModelSpec, tensors: ModelTensors, stored: StoredWeights) -> None:
         """Take all weights out of ``stored``, as lazy arrays that are read from files later."""
         self._eps = spec.norm_eps
         self._tensors = tensors
         self._layers = list(zip(spec.layers, tensors.layers, strict=True))
         self._matrices = {matrix.name: stored.matrix(matrix) for matrix in tensors.matrices}
+        blocks = tensors.blocks.items()
+        self._rotations = {name: stored.rotation(name, block) for name, block in blocks if block}
         self._vectors = {vector.name: stored.vector(vector) for vector in tensors.vectors}
+        for name in self._vectors if tensors.blocks else ():
+            # A norm in float32, as in the files, would make all activations float32.
+            self._vectors[name] = self._vectors[name].astype(self.rotated_dtype)
         self._vectors |= {each.name: stored.constant(each) for each in tensors.constants}
         for norm in (norm for layer in tensors.layers for norm in _head_norms(layer.mixer)):
             # The Metal kernels need weights of norms over heads in float32.
@@ -112,6 +121,7 @@ class MlxOps:
                 self._deltas.append(delta)
         self.weights = [array for matrix in self._matrices.values() for array in matrix.arrays()]
         self.weights += self._vectors.values()
+        self.weights += [each.signs for each in dict.fromkeys(self._rotations.values())]
 
     def stop_counting(self) -> None:
         """Use the evaluated matrices under aliases, so that MLX does not count weights towards the
@@ -121,7 +131,12 @@ class MlxOps:
         self._matrices = {name: matrix.uncounted() for name, matrix in self._matrices.items()}
 
     def embed(self, token_ids: mx.array) -> mx.array:
-        embedding = self._matrices[self._tensors.embedding.name]
+        rotation = self._rotations.get(self._tensors.embedding.name)
+        rows = self._rows(token_ids, self._tensors.embedding)
+        return rows if rotation is None else rotation.invert(rows)
+
+    def _rows(self, token_ids: mx.array, matrix: Matrix) -> mx.array:
+        embedding = self._matrices[matrix.name]
         return embedding.dequantized(token_ids, self._vectors[self._tensors.norm.name].dtype)
 
     def project(self, number: int, x: mx.array, views: KVViews) -> tuple[mx.array, mx.array | None]:
@@ -131,8 +146,8 @@ class MlxOps:
         assert isinstance(tensors.mixer, AttentionTensors)
         normed = self._normed(x, tensors.mixer_norm)
         queries, keys, values = (
-            self._multiply(normed, matrix).reshape(len(x), -1, mixer.head_dim)
-            for matrix in tensors.mixer.queries_keys_values
+            each.reshape(len(x), -1, mixer.head_dim)
+            for each in self._multiply_each(normed, tensors.mixer.queries_keys_values)
         )
         if mixer.output_gate:
             queries, gate = split_gate(queries)
@@ -143,12 +158,13 @@ class MlxOps:
         assert isinstance(layer.mixer, GatedDeltaNet)
         assert isinstance(tensors.mixer, DeltaTensors)
         normed = self._normed(x, tensors.mixer_norm)
-        projected = [self._multiply(normed, matrix) for matrix in tensors.mixer.inputs]
+        projected = self._multiply_each(normed, tensors.mixer.inputs)
         if len(projected) == 2:
             firsts = layer.mixer.widths[::2]
             halves = zip(projected, firsts, strict=True)
             projected = [half for both, first in halves for half in mx.split(both, [first], axis=1)]
         qkv, z, b, a = projected
+        a, b = a.astype(qkv.dtype), b.astype(qkv.dtype)  # of matrices that may be plain
         return views.recur(place, qkv, z, a, b, self._deltas[place])
 
     def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
@@ -171,7 +187,7 @@ class MlxOps:
         return self._multiply(states, self._tensors.head or self._tensors.embedding)
 
     def _dense(self, x: mx.array, tensors: DenseTensors) -> mx.array:
-        gate, up = (self._multiply(x, matrix) for matrix in tensors.gate_up)
+        gate, up = self._multiply_each(x, tensors.gate_up)
         return self._multiply(_swiglu(gate, up), tensors.down)
 
     def _mixture(self, x: mx.array, spec: Experts, tensors: MixtureTensors) -> mx.array:
@@ -189,6 +205,15 @@ class MlxOps:
         return mx.fast.rms_norm(x, self._vectors[norm.name], self._eps)
 
     def _multiply(self, x: mx.array, matrix: Matrix) -> mx.array:
+        return self._multiply_each(x, (matrix,))[0]
+
+    def _multiply_each(self, x: mx.array, product: Product) -> list[mx.array]:
+        """Multiply x by each matrix. Matrices with the same rotation share one rotated x."""
+        rotations = [self._rotations.get(matrix.name) for matrix in product]
+        inputs = {each: x if each is None else each.apply(x) for each in dict.fromkeys(rotations)}
+        return [self._product(inputs[r], m) for r, m in zip(rotations, product, strict=True)]
+
+    def _product(self, x: mx.array, matrix: Matrix) -> mx.array:
         return _multiply(x, self._matrices[matrix.name])
 
 

@@ -139,6 +139,9 @@ class ModelSpec:
     """Whether the embedding is also the output head."""
     norm_eps: float
     max_position_embeddings: int
+    blocks: tuple[tuple[str, int], ...] = ()
+    """For a model with rotated inputs, pairs of a quantized layer's name and the number of inputs
+    that a block of the rotation has, or 0. Other layers are plain. A GPU computes in float16."""
     unread: tuple[tuple[str, str], ...] = ()
     """Pairs of a name prefix and a purpose, for stored tensors that serving does not read."""
 

@@ -9,6 +9,7 @@ import mlx.core as mx
 import metal_ext
 from engine.models.config import Quantization
 from engine.models.expert_tensors import ExpertNames
+from engine.models.safetensors_headers import CheckpointError
 from engine.models.tensors import AnyMatrix, Constant, Matrix, PackingOf, Vector
 
 
@@ -74,12 +75,32 @@ class StoredMatrix:
         return StoredMatrix(weight, scales, biases, self.packing)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Rotation:
+    """Multiplies a layer's inputs by signs, and blocks of them by a normalised Walsh-Hadamard
+    matrix, in float32. The layer's weights were multiplied by the inverse, then quantized."""
+
+    block: int
+    signs: mx.array
+    """float32 ``[inputs]``, each 1 or -1."""
+
+    def apply(self, x: mx.array) -> mx.array:
+        return self._transform(x.astype(mx.float32) * self.signs).astype(x.dtype)
+
+    def invert(self, x: mx.array) -> mx.array:
+        return (self._transform(x.astype(mx.float32)) * self.signs).astype(x.dtype)
+
+    def _transform(self, x: mx.array) -> mx.array:
+        return mx.hadamard_transform(x.reshape(-1, self.block)).reshape(x.shape)
+
+
 class StoredWeights:
     """Weights by name. A method that returns a weight also removes it, to free memory after use."""
 
     def __init__(self, arrays: dict[str, mx.array], packing_of: PackingOf) -> None:
         self._arrays = arrays
         self._packing_of = packing_of
+        self._rotations: list[Rotation] = []
 
     def matrix(self, matrix: AnyMatrix) -> StoredMatrix:
         """Return a matrix, or the stack of the matrices of all experts."""
@@ -106,3 +127,15 @@ class StoredWeights:
 
     def constant(self, constant: Constant) -> mx.array:
         return self._arrays.pop(constant.name).astype(mx.float32)
+
+    def rotation(self, name: str, block: int) -> Rotation:
+        """Return the rotation of a layer's inputs. Layers with equal rotations share one object.
+        Raises CheckpointError."""
+        signs = self._arrays.pop(f"{name}.signs").astype(mx.float32)
+        for known in self._rotations:
+            if known.block == block and mx.array_equal(known.signs, signs).item():
+                return known
+        if not mx.all(mx.abs(signs) == 1).item():
+            raise CheckpointError(f"the tensor {name}.signs has other numbers than 1 and -1")
+        self._rotations.append(Rotation(block, signs))
+        return self._rotations[-1]

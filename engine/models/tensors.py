@@ -5,8 +5,8 @@ packed for the CPU's kernels (kernels/cpu/linear.h).
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -49,6 +49,10 @@ class Naming:
     experts: ExpertNames = ExpertNames.STACKED
     joined_deltas: bool = False
     """Whether a delta net's four input matrices are stored as two, as in Qwen3-Next's files."""
+
+    def layer(self, name: str) -> str:
+        """Return the name of the layer that a plain model calls ``name``."""
+        return self.head if name == HEAD else self.prefix + name.removeprefix(NAMINGS[0].prefix)
 
 
 NAMINGS = (
@@ -211,6 +215,8 @@ class ModelTensors:
     norm: Vector
     head: Matrix | None
     """The output head; None if the embedding is also the head, or the model makes vectors."""
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    """ModelSpec.blocks by the layers' names in the files."""
 
     @cached_property
     def products(self) -> list[Product | ExpertProduct]:
@@ -239,7 +245,9 @@ class ModelTensors:
 
     @cached_property
     def shapes(self) -> Shapes:
-        return {name: shape for part in self.parts for name, shape in part.shapes().items()}
+        shapes = {name: shape for part in self.parts for name, shape in part.shapes().items()}
+        rotated = [matrix for matrix in self.matrices if self.blocks.get(matrix.name)]
+        return shapes | {f"{matrix.name}.signs": (matrix.inputs,) for matrix in rotated}
 
     def count(self, dimensions: int) -> int:
         """Count numbers: with ``dimensions`` 2 in matrices and stacks, with 1 in other tensors."""
@@ -262,6 +270,7 @@ def model_tensors(spec: ModelSpec, naming: Naming = NAMINGS[0], *, with_head: bo
         ),
         norm=Vector(f"{prefix}norm", hidden, naming.zero_centred),
         head=Matrix(naming.head, spec.vocab_size, hidden) if with_head else None,
+        blocks={naming.layer(name): block for name, block in spec.blocks},
     )
 
 
@@ -426,7 +435,10 @@ Kind = tuple[int, mx.Dtype, int, int]
 def packed_bytes(model: ModelTensors, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> int:
     """Return a model's bytes after packing for the CPU. ``tensors`` has all stored tensors."""
     total = FLOAT32_BYTES * model.count(1)
-    for product in model.products:
+    products: Sequence[Sequence[AnyMatrix]] = model.products
+    if model.blocks:
+        products = [(matrix,) for matrix in model.matrices]
+    for product in products:
         kinds = [_kind_of(matrix, tensors, packing_of) for matrix in product]
         count = product[0].experts if isinstance(product[0], ExpertMatrix) else 1
         total += count * metal_ext.packed_bytes(product[0].inputs, kinds)

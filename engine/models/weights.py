@@ -7,7 +7,7 @@ import mlx.core as mx
 
 import metal_ext
 from engine.models.checkpoint import Checkpoint
-from engine.models.cpu_ops import CpuOps
+from engine.models.cpu_ops import CpuOps, RotatedCpuOps
 from engine.models.forward import Forward
 from engine.models.mlx_ops import MlxOps
 from engine.models.safetensors_headers import weight_files
@@ -41,7 +41,8 @@ def load_model(
         progress(min(done, total), total)
 
     progress(0, total)
-    model = Forward(spec, CpuOps(spec, tensors, stored, workers, packed))
+    cpu_ops = RotatedCpuOps if tensors.blocks else CpuOps
+    model = Forward(spec, cpu_ops(spec, tensors, stored, workers, packed))
     progress(total, total)
     return model
 

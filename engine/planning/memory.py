@@ -11,7 +11,7 @@ from engine.models.config import AFFINE, ModelConfig, Quantization
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import ITEM_BYTES
 from engine.models.spec import GatedDeltaNet, Mixer, ModelSpec
-from engine.models.tensors import grouped_tensors, model_tensors, packed_kind
+from engine.models.tensors import FLOAT32_BYTES, grouped_tensors, model_tensors, packed_kind
 from engine.step.sampler import SCORED_ROWS_AT_ONCE
 from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVFormat, KVShape
@@ -43,7 +43,7 @@ class ModelShape:
     matrix_numbers: int
     """The count of numbers in all matrices, the embedding included. Matrices may be quantized."""
     vector_numbers: int
-    """The count of numbers in norms and biases, which stay in 16 bits."""
+    """The count of numbers in norms, biases and plain matrices, which stay in 16 bits."""
     quantization: Quantization | None
 
     @property
@@ -56,10 +56,12 @@ def read_shape(path: Path) -> ModelShape:
     config = ModelConfig(path)
     spec = read_spec(config)
     tensors = model_tensors(spec, with_head=not spec.tied_embeddings)
+    names = tensors.blocks or {each.name for each in tensors.matrices}
+    plain = sum(each.outputs * each.inputs for each in tensors.matrices if each.name not in names)
     return ModelShape(
         spec=spec,
-        matrix_numbers=tensors.count(2),
-        vector_numbers=tensors.count(1),
+        matrix_numbers=tensors.count(2) - plain,
+        vector_numbers=tensors.count(1) + plain,
         quantization=config.quantization(tensors.embedding.name),
     )
 

@@ -26,7 +26,7 @@ QWEN2 = (
 )
 QWEN3_5 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 PATTERNS = dict.fromkeys(("qwen2", "qwen3", "qwen3_moe", "qwen3_next"), QWEN2)
-PATTERNS |= dict.fromkeys(("qwen3_5", "qwen3_5_moe"), QWEN3_5)
+PATTERNS |= dict.fromkeys(("qwen3_5", "qwen3_5_moe", "prism_hadamard_qwen35"), QWEN3_5)
 # Settings, a folder and files that make transformers do more than read tokenizer.json.
 FURTHER_SETTINGS = ("auto_map", "fast_tokenizer_files", "split_special_tokens", "add_prefix_space")
 TEMPLATES_FOLDER = "additional_chat_templates"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from engine.models.config import ModelConfig
 from engine.models.families.llama import llama
+from engine.models.families.prism_hadamard_qwen35 import prism_hadamard_qwen35
 from engine.models.families.qwen2 import qwen2
 from engine.models.families.qwen3 import qwen3
 from engine.models.families.qwen3_5 import qwen3_5
@@ -21,6 +22,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], ModelSpec]] = {
     "qwen3_next": qwen3_next,
     "qwen3_5": qwen3_5,
     "qwen3_5_moe": qwen3_5_moe,
+    "prism_hadamard_qwen35": prism_hadamard_qwen35,
 }
 """The families' functions, by the value of ``model_type`` in ``config.json``."""
 

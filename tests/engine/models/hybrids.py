@@ -12,14 +12,25 @@ from engine.models.forward import Forward
 from kvcache.layout import KVFormat
 from kvcache.manager import KVCacheManager
 from tests.engine.models.forwards import cache_for
+from tests.families import BONSAI, bonsai_modules, names_apart, names_fused
 from tests.families import FIELDS as FIELDS
 from tests.families import QWEN3_5_MOE as QWEN3_5_MOE
 from tests.families import QWEN3_NEXT as QWEN3_NEXT
-from tests.families import names_apart, names_fused
 from tests.kvcache.managers import join
 from tests.models import SMALL, ModelSpec, write_model
 
 SPEC = replace(SMALL, num_hidden_layers=6, head_dim=64)
+# Blocks of a rotation have 512 inputs at least.
+BONSAI_SPEC = ModelSpec(
+    num_hidden_layers=3,
+    hidden_size=512,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=128,
+    intermediate_size=1024,
+    vocab_size=1024,
+    tie_word_embeddings=False,
+)
 EIGHT_BITS = {"bits": 8, "group_size": 64}
 MIXED: dict[str, Any] = {
     "bits": 4,
@@ -56,6 +67,41 @@ def write_hybrid(folder: Path, spec: ModelSpec = SPEC, *, hub: bool = False, **h
     mx.eval(weights)
     mx.save_safetensors(str(file), weights, {"format": "mlx"})
     return ON_THE_HUB.get(fields["model_type"], Path)(folder) if hub else folder
+
+
+def write_bonsai(
+    folder: Path, spec: ModelSpec = BONSAI_SPEC, *, schema: int = 2, apart: bool = False, **how: Any
+) -> Path:
+    """A dense Qwen3.5 as Bonsai 2 is packed. apart: layers have signs of their own, and every third
+    is not rotated; else the signs follow from the count of inputs. how: as for write_model."""
+    how = {"dtype": "float32", "linear_key_head_dim": 128, "linear_value_head_dim": 128} | how
+    write_hybrid(folder, spec, **how)
+    config = json.loads((folder / "config.json").read_text())
+    weights = cast(dict[str, mx.array], mx.load(str(folder / "model.safetensors")))
+    plain = [name for name in weights if name.endswith(("proj_a.weight", "proj_b.weight"))]
+    weights |= {name: weights[name].astype(mx.float16) for name in plain}
+    modules = bonsai_modules(spec.num_hidden_layers, config["full_attention_interval"], 512)
+    modules = [each for each in modules if f"language_model.{each['path']}.weight" in weights]
+    for number, module in enumerate(modules):
+        name = f"language_model.{module['path']}"
+        matrix = weights.pop(f"{name}.weight")
+        module["block"] = 0 if apart and number % 3 == 0 else module["block"]
+        if module["block"]:
+            key = mx.random.key(number if apart else matrix.shape[1])
+            random = mx.random.bernoulli(0.5, matrix.shape[1:], key=key)
+            weights[f"{name}.signs"] = mx.where(random, 1.0, -1.0)
+        weights[f"{name}.weight"], *groups = mx.quantize(matrix, group_size=128, bits=2)
+        for part, array in zip(("scales", "biases"), groups, strict=True):
+            weights[f"{name}.{part}"] = array.astype(mx.float16)
+    outer = BONSAI | {"modules": modules, "tie_word_embeddings": spec.tie_word_embeddings}
+    if schema == 1:
+        weights = {name.removeprefix("language_model."): each for name, each in weights.items()}
+        outer |= {"schema_version": 1, "tensor_namespace": "mlx-lm-text"}
+    mx.eval(weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    text = config | {"model_type": "qwen3_5_text", "dtype": "float16"}
+    (folder / "config.json").write_text(json.dumps(outer | {"text_config": text}))
+    return folder
 
 
 def _as_on_the_hub(name: str, array: mx.array) -> tuple[str, mx.array]:

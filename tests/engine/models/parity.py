@@ -142,7 +142,12 @@ class Parity:
         return self.apart + sum(gap > ROUNDING for gap in self.gaps)
 
 
-def compare(checkpoint: Checkpoint, seed: int, lengths: Sequence[int] = LENGTHS) -> Parity:
+def compare(
+    checkpoint: Checkpoint,
+    seed: int,
+    lengths: Sequence[int] = LENGTHS,
+    new_tokens: int = NEW_TOKENS,
+) -> Parity:
     """Answers of our engine on a CPU, together and then each alone, against mlx-lm's. lengths: of
     prompts."""
     rng = np.random.default_rng(seed)
@@ -150,9 +155,9 @@ def compare(checkpoint: Checkpoint, seed: int, lengths: Sequence[int] = LENGTHS)
     plan = plan_engine(ENGINE, checkpoint, MachineMemory(8 << 30, 4 << 30), ON_CPU["posix"])
     answers = Answers.empty()
     loop = build_engine(plan, ENGINE, lambda *_: None, answers)
-    answers_of(loop, answers, dict(enumerate(prompts)), NEW_TOKENS)
+    answers_of(loop, answers, dict(enumerate(prompts)), new_tokens)
     for number, ids in enumerate(prompts, start=100):
-        answers_of(loop, answers, {number: ids}, NEW_TOKENS)
+        answers_of(loop, answers, {number: ids}, new_tokens)
     loop.close()
     together = [answers.tokens[number] for number in range(len(prompts))]
     alone = [answers.tokens[number + 100] for number in range(len(prompts))]
@@ -160,7 +165,7 @@ def compare(checkpoint: Checkpoint, seed: int, lengths: Sequence[int] = LENGTHS)
     model = load_reference(checkpoint)
     _watch(model, checkpoint, found.routing)
     for ids, answer, other in zip(prompts, together, alone, strict=True):
-        assert len(answer) == len(other) == NEW_TOKENS
+        assert len(answer) == len(other) == new_tokens
         found.tokens += 2 * len(answer)
         found.distinct = min(found.distinct, len(set(answer)))
         found.apart += sum(a != b for a, b in zip(answer, other, strict=True))

@@ -86,6 +86,13 @@ def test_what_does_not_fit_is_answered_for_four_bits(
     assert (lines["first token"] == "none") == (speed == "none")
 
 
+def test_bonsai_2_has_a_long_context_on_a_mac_of_24_gib(tmp_path: Path) -> None:
+    folder = PUBLISHED["Bonsai-2-27B"].write(tmp_path)
+    lines = five_lines(plan_model(str(folder), None, **(M4 | {"context": 73_721})))
+    assert lines["fits"].startswith("yes, on M4 Pro with 24.00 GiB: weights take 7.09 GiB")
+    assert lines["context"].startswith("73721 tokens of the 262144")
+
+
 def test_a_short_context_has_one_speed(tmp_path: Path) -> None:
     folder = write_config(tmp_path, TINY, max_position_embeddings=700, head_dim=64)
     lines = five_lines(plan_model(str(folder), None, device="M1"))
