@@ -48,6 +48,7 @@ def configs() -> dict[str, dict[str, Any]]:
     return {
         name: FURTHER_FIELDS
         | tables["fields"][row[0].removesuffix("_moe")]
+        | tables["fields"].get(name, {})
         | dict(zip(FIELDS, row, strict=True))
         for name, row in tables["suggested"].items()
     }

@@ -17,6 +17,7 @@ PARAMETERS = {
     "qwen3.6:35b": 34.7,
     "qwen3-coder:30b": 30.5,
     "qwen3.6:27b": 26.9,
+    "bonsai-2:27b": 26.9,
     "qwen3:14b": 14.8,
     "qwen3.5:9b": 8.95,
     "qwen3:8b": 8.2,
@@ -44,11 +45,11 @@ def test_a_suggested_model_has_the_size_that_its_makers_give(
     [
         ("M1", "8GiB", ["qwen3:4b", "llama3.2:3b", "qwen3:1.7b", "qwen3.5:0.8b", "qwen3:0.6b"]),
         ("M4", "16GiB", ["qwen3.5:9b", "qwen3:8b", "llama3.1:8b", "qwen3.5:4b", "qwen3:4b"]),
-        ("M4 Pro", "24GiB", ["qwen3:14b", "qwen3.5:9b", "qwen3:8b", "llama3.1:8b", "qwen3.5:4b"]),
+        ("M4 Pro", "24GiB", ["bonsai-2:27b", "qwen3:14b", "qwen3.5:9b", "qwen3:8b", "llama3.1:8b"]),
         (
             "M4 Max",
             None,
-            ["qwen3.6:35b", "qwen3-coder:30b", "qwen3.6:27b", "qwen3:14b", "qwen3.5:9b"],
+            ["qwen3.6:35b", "qwen3-coder:30b", "qwen3.6:27b", "bonsai-2:27b", "qwen3:14b"],
         ),
         ("M5", "5GiB", ["qwen3.5:0.8b", "qwen3:0.6b"]),
         (
