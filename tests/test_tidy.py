@@ -6,6 +6,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml  # type: ignore[import-untyped]
 
 from server.config import Config
@@ -45,6 +46,45 @@ def test_native_numbers_become_narrower_only_where_they_are_checked() -> None:
     sources = [path for path in NATIVE if "csrc" in path.parts and path.suffix in {".cpp", ".h"}]
     narrow = [path.name for path in sources if NARROW.search(path.read_text())]
     assert not narrow, "narrowed() of core/checked.h refuses by name what does not fit"
+
+
+def importing_from_here(source: str) -> list[int]:
+    """Return the lines of commands that run the interpreter without an option that leaves the
+    working directory out of its path. Other uses of sys.executable are no commands."""
+    nodes = list(ast.walk(ast.parse(source)))
+    commands = [node.elts for node in nodes if isinstance(node, ast.List | ast.Tuple)]
+    commands += [node.args for node in nodes if isinstance(node, ast.Call) and node.args[1:]]
+    return [
+        each.lineno
+        for parts in commands
+        for each, option in zip(parts, [*parts, None][1:], strict=True)
+        if ast.unparse(each) in ("sys.executable", "executable")
+        and not (isinstance(option, ast.Constant) and option.value in ("-P", "-I"))
+    ]
+
+
+def test_no_child_imports_from_the_working_directory() -> None:
+    lines = {path.name: importing_from_here(path.read_text()) for path in SOURCES}
+    assert {name: found for name, found in lines.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("run([sys.executable, '-P', '-m', 'a'])", []),
+        ("run([sys.executable, '-I', '-S', file])", []),
+        ("beside = Path(sys.executable).with_name('quire')", []),
+        ("run([sys.executable, '-m', 'a'])", [1]),
+        ("run([sys.executable, *options])", [1]),
+        ("COMMAND = (\n  sys.executable,\n  '-c',\n  'import a')", [2]),
+        ("create_subprocess_exec(sys.executable, '-c', 'import a')", [1]),
+        ("from sys import executable\nrun([executable, '-m', 'a'])", [2]),
+    ],
+)
+def test_a_child_that_imports_from_the_working_directory_is_seen(
+    source: str, lines: list[int]
+) -> None:
+    assert importing_from_here(source) == lines
 
 
 def test_functions_fit_a_screen() -> None:
