@@ -4,7 +4,8 @@
 
 Made for a virtual machine's GPU, whose arithmetic is not that of any Apple chip: the tolerances are
 wide enough for that, and far below what a wrong row, head or mask would make. What such a device
-refuses is listed as skipped. Exit code 1 where a result is wrong, or a real GPU refuses a kernel.
+refuses is listed as skipped. The doctor's self-test of kernels follows, which has all other kernels
+too. Exit code 1 where a result is wrong, or a real GPU refuses a kernel.
 """
 
 import itertools
@@ -16,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import metal_ext
+from kvcache.kv_backends import KVBackend
+from kvcache.selftest.run import SelfTest, run_selftest
 from tests.metal.hosted.device import lacks, may_refuse_kernels
 from tests.metal.kernels import reference
 from tests.metal.kernels.formats import Floats
@@ -32,6 +35,7 @@ SPREAD = 3.0
 DTYPES = {"bfloat16": mx.bfloat16, "float16": mx.float16, "float32": mx.float32}
 HEAD_DIMS = (64, 128, 256)
 TOLERANCE = {mx.bfloat16: 3e-2, mx.float16: 5e-3, mx.float32: 2e-3}
+SELFTEST_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -223,6 +227,10 @@ def main() -> int:
         print(f"{'WRONG' if share > 1 else 'good'} {case}: {share:.2f} of the allowed error")
         wrong += share > 1
     print(f"{len(cases) - skipped - wrong} cases good, {skipped} skipped, {wrong} wrong")
+    report = run_selftest(SelfTest.KERNELS, KVBackend.METAL_DENSE, limit_s=SELFTEST_S)
+    if report.fault:
+        print(f"{'SKIPPED' if excused else 'WRONG'} the self-test: {report.fault}")
+        wrong += not excused
     return int(wrong > 0)
 
 
