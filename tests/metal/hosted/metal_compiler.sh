@@ -3,7 +3,8 @@
 #
 #   metal_compiler.sh install          makes sure that it is there: Xcode 26 brings it separately
 #   metal_compiler.sh compile FOLDER   every .metal file of the folder, in every language that the
-#                                      kernels are compiled in on some macOS; warnings are errors
+#                                      kernels are compiled in on this macOS or an older one;
+#                                      warnings are errors
 set -eu
 
 case $1 in
@@ -13,8 +14,12 @@ case $1 in
     ;;
   compile)
     count=0
-    # 3.1 is macOS 14's, 3.2 is 15's, 4.0 is 26's.
-    for standard in metal3.1 metal3.2 metal4.0; do
+    case $(sw_vers -productVersion) in
+      14.*) standards="metal3.1" ;;
+      15.*) standards="metal3.1 metal3.2" ;;
+      *) standards="metal3.1 metal3.2 metal4.0" ;;
+    esac
+    for standard in $standards; do
       for text in "$2"/*.metal; do
         xcrun -sdk macosx metal -std=$standard -Wall -Werror -c "$text" \
           -o "${text%.metal}.$standard.air"
