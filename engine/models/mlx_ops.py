@@ -103,9 +103,9 @@ class MlxOps:
         blocks = tensors.blocks.items()
         self._rotations = {name: stored.rotation(name, block) for name, block in blocks if block}
         self._vectors = {vector.name: stored.vector(vector) for vector in tensors.vectors}
-        for name in self._vectors if tensors.blocks else ():
-            # A norm in float32, as in the files, would make all activations float32.
-            self._vectors[name] = self._vectors[name].astype(self.rotated_dtype)
+        if tensors.blocks:  # norms in float32, as in the files, would make all activations so
+            for name, each in self._vectors.items():
+                self._vectors[name] = each.astype(self.rotated_dtype)
         self._vectors |= {each.name: stored.constant(each) for each in tensors.constants}
         for norm in (norm for layer in tensors.layers for norm in _head_norms(layer.mixer)):
             # The Metal kernels need weights of norms over heads in float32.

@@ -41,7 +41,7 @@ def load_model(
         progress(min(done, total), total)
 
     progress(0, total)
-    cpu_ops = RotatedCpuOps if tensors.blocks else CpuOps
+    cpu_ops: type[RotatedCpuOps | CpuOps] = RotatedCpuOps if tensors.blocks else CpuOps
     model = Forward(spec, cpu_ops(spec, tensors, stored, workers, packed))
     progress(total, total)
     return model

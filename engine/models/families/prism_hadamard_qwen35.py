@@ -25,11 +25,12 @@ def prism_hadamard_qwen35(config: ModelConfig) -> ModelSpec:
 
 def _blocks(config: ModelConfig, spec: ModelSpec) -> tuple[tuple[str, int], ...]:
     """Read the list of quantized layers."""
-    modules, blocks = config.values.get("modules"), {}
+    modules = config.values.get("modules")
     if not isinstance(modules, list) or not modules:
         raise CheckpointError(f"{config.file}: modules is no list of the quantized layers")
     tensors = model_tensors(spec, with_head=not spec.tied_embeddings)
     inputs = {matrix.name: matrix.inputs for matrix in tensors.matrices}
+    blocks: dict[str, int] = {}
     for number, module in enumerate(modules):
         field, record = f"modules[{number}]", module if isinstance(module, dict) else {}
         name, block = str(record.get("path")), record.get("block")

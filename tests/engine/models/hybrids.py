@@ -74,8 +74,8 @@ def write_bonsai(
 ) -> Path:
     """A dense Qwen3.5 as Bonsai 2 is packed. apart: layers have signs of their own, and every third
     is not rotated; else the signs follow from the count of inputs. how: as for write_model."""
-    how = {"dtype": "float32", "linear_key_head_dim": 128, "linear_value_head_dim": 128} | how
-    write_hybrid(folder, spec, **how)
+    wide: dict[str, Any] = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    write_hybrid(folder, spec, **({"dtype": "float32"} | wide | how))
     config = json.loads((folder / "config.json").read_text())
     weights = cast(dict[str, mx.array], mx.load(str(folder / "model.safetensors")))
     plain = [name for name in weights if name.endswith(("proj_a.weight", "proj_b.weight"))]
