@@ -77,12 +77,11 @@ class StoredMatrix:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rotation:
-    """Multiplies a layer's inputs by signs, and blocks of them by a normalised Walsh-Hadamard
-    matrix, in float32. The layer's weights were multiplied by the inverse, then quantized."""
+    """Multiplies a layer's inputs by ``signs`` (1 or -1), and blocks of them by a normalised Walsh-
+    Hadamard matrix, in float32. The weights were multiplied by the inverse, then quantized."""
 
     block: int
     signs: mx.array
-    """float32 ``[inputs]``, each 1 or -1."""
 
     def apply(self, x: mx.array) -> mx.array:
         return self._transform(x.astype(mx.float32) * self.signs).astype(x.dtype)

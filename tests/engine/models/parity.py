@@ -142,12 +142,7 @@ class Parity:
         return self.apart + sum(gap > ROUNDING for gap in self.gaps)
 
 
-def compare(
-    checkpoint: Checkpoint,
-    seed: int,
-    lengths: Sequence[int] = LENGTHS,
-    new_tokens: int = NEW_TOKENS,
-) -> Parity:
+def compare(checkpoint: Checkpoint, seed: int, lengths: Sequence[int] = LENGTHS) -> Parity:
     """Answers of our engine on a CPU, together and then each alone, against mlx-lm's. lengths: of
     prompts."""
     rng = np.random.default_rng(seed)
@@ -155,9 +150,9 @@ def compare(
     plan = plan_engine(ENGINE, checkpoint, MachineMemory(8 << 30, 4 << 30), ON_CPU["posix"])
     answers = Answers.empty()
     loop = build_engine(plan, ENGINE, lambda *_: None, answers)
-    answers_of(loop, answers, dict(enumerate(prompts)), new_tokens)
+    answers_of(loop, answers, dict(enumerate(prompts)), NEW_TOKENS)
     for number, ids in enumerate(prompts, start=100):
-        answers_of(loop, answers, {number: ids}, new_tokens)
+        answers_of(loop, answers, {number: ids}, NEW_TOKENS)
     loop.close()
     together = [answers.tokens[number] for number in range(len(prompts))]
     alone = [answers.tokens[number + 100] for number in range(len(prompts))]
@@ -165,7 +160,7 @@ def compare(
     model = load_reference(checkpoint)
     _watch(model, checkpoint, found.routing)
     for ids, answer, other in zip(prompts, together, alone, strict=True):
-        assert len(answer) == len(other) == new_tokens
+        assert len(answer) == len(other) == NEW_TOKENS
         found.tokens += 2 * len(answer)
         found.distinct = min(found.distinct, len(set(answer)))
         found.apart += sum(a != b for a, b in zip(answer, other, strict=True))

@@ -16,9 +16,9 @@ from engine.models.safetensors_headers import CheckpointError
 from engine.models.tensors import NAMINGS
 from engine.models.weights import read_weights
 from engine.planning.memory import own_packing, read_shape, weights_bytes
+from tests.engine.models import parity
 from tests.engine.models.forwards import ours, prompt, spread
 from tests.engine.models.hybrids import BONSAI_SPEC, Steps, write_bonsai
-from tests.engine.models.parity import compare
 from tests.families import PUBLISHED
 from tests.reference import load_reference
 
@@ -58,7 +58,6 @@ def test_fault_16_a_pack_of_another_kind_is_refused_by_name(
         read_spec(ModelConfig(PACK.write(tmp_path, **changes)))
 
 
-@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("signs", "message"),
     [
@@ -70,15 +69,13 @@ def test_fault_16_a_pack_of_another_kind_is_refused_by_name(
     ],
     ids=["short", "whole numbers", "zeros", "twos", "nan"],
 )
-def test_signs_that_are_none_are_refused(
-    tmp_path: Path, signs: mx.array, message: str, packed: bool
-) -> None:
+def test_signs_that_are_none_are_refused(tmp_path: Path, signs: mx.array, message: str) -> None:
     file = str(write_bonsai(tmp_path) / "model.safetensors")
     weights = cast(dict[str, mx.array], mx.load(file)) | {f"{DOWN}.signs": signs}
     mx.eval(weights)
     mx.save_safetensors(file, weights, {"format": "mlx"})
     with pytest.raises(CheckpointError, match=message):
-        ours(read_checkpoint(tmp_path), packed=packed)
+        ours(read_checkpoint(tmp_path))
 
 
 def test_sizes_follow_from_the_config_alone_with_matrices_that_stay_plain(tmp_path: Path) -> None:
@@ -123,9 +120,12 @@ def test_logits_equal_mlx_lms_by_chunks_and_in_company(
     assert spread(both[:30], beside) < TOLERANCE
 
 
-def test_greedy_answers_of_32_prompts_equal_mlx_lms_alone_and_eight_at_once(tmp_path: Path) -> None:
+def test_greedy_answers_of_32_prompts_equal_mlx_lms_alone_and_eight_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parity, "NEW_TOKENS", 24)
     checkpoint = read_checkpoint(write_bonsai(tmp_path, seed=3, gain=3.0))
-    its = compare(checkpoint, 3, range(1, 97, 3), new_tokens=24)
+    its = parity.compare(checkpoint, 3, range(1, 97, 3))
     assert (its.faults, its.tokens) == (0, 2 * 32 * 24)
     assert its.distinct >= 16, "an answer that repeats itself would prove little"
 
