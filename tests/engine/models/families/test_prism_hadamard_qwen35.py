@@ -154,9 +154,9 @@ def test_a_gpu_computes_in_float16_and_rotates_once_what_layers_share(
     shapes: list[tuple[int, ...]] = []
     transform, views = mx.hadamard_transform, cast(Any, Seen())
 
-    def counted(x: mx.array) -> mx.array:
+    def counted(x: mx.array, scale: float | None = None) -> mx.array:
         shapes.append(x.shape)
-        return transform(x)
+        return transform(x, scale)
 
     monkeypatch.setattr(mx, "hadamard_transform", counted)
     x = ops.embed(mx.arange(7))
