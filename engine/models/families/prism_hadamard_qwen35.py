@@ -39,5 +39,5 @@ def _blocks(config: ModelConfig, spec: ModelSpec) -> tuple[tuple[str, int], ...]
         config.check_choice(f"{field}.block", block, BLOCKS)
         config.check_choice(f"{field}.dtype", record.get("dtype"), ("float16",))
         config.check_multiple(f"the inputs of {name}", inputs[name], f"{field}.block", block or 1)
-        blocks[name] = block
+        blocks[name] = record["block"]
     return tuple(blocks.items())
