@@ -23,7 +23,6 @@ KIB = 1024
 PANEL_OUTPUTS = 16
 VECTOR_BYTES = 2
 CONTEXTS = (2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
-FLOAT32_BYTES = 4
 # The largest numbers of arrays that a step holds at once, for arrays of two sizes.
 HIDDEN_COPIES = 6  # as large as the hidden state
 LOGIT_COPIES = 5  # as large as the logits
