@@ -171,9 +171,9 @@ def room_of(
     size = slot_bytes(shape)
     if not size:
         return Room(left)
-    asked = (config.max_model_len or 0) * kv_bytes_per_token(shape) + config.heap_bytes
+    kv_bytes = (config.max_model_len or 0) * kv_bytes_per_token(shape) + config.heap_bytes
     try:
-        slots = slots_within(left, size, config.max_num_seqs, kv_bytes=asked)
+        slots = slots_within(left, size, config.max_num_seqs, kv_bytes=kv_bytes)
     except BudgetError:
         return Room(0, 0, size)
     return Room(left - slots * size, slots, size)
