@@ -127,7 +127,7 @@ def test_greedy_answers_of_32_prompts_equal_mlx_lms_alone_and_eight_at_once(
     checkpoint = read_checkpoint(write_bonsai(tmp_path, seed=3, gain=3.0))
     its = parity.compare(checkpoint, 3, range(1, 97, 3))
     assert (its.faults, its.tokens) == (0, 2 * 32 * 24)
-    assert its.distinct >= 16, "an answer that repeats itself would prove little"
+    assert its.distinct >= 12, "an answer that repeats itself would prove little"
 
 
 class Seen:
