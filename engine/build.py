@@ -176,6 +176,7 @@ def plan_memory(
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         max_buffer_bytes=machine.max_buffer_bytes,
+        address_bytes=machine.address_bytes,
     )
     return fit(
         demand,
@@ -272,14 +273,16 @@ def assemble(
     backends = new_backends(
         kv_backend,
         memory.layout.groups,
-        max_sequences=memory.max_num_seqs,
+        max_buffers=memory.max_buffers,
         release_heaps=releases_heaps,
         maps_while_running=maps_while_running,
         workers=workers,
         residency_keep_s=config.residency_keep_s,
         weights=weights,
     )
-    cache_limits = CacheLimits(memory.kv_budget_bytes, memory.max_num_seqs, config)
+    cache_limits = CacheLimits(
+        memory.kv_budget_bytes, memory.max_num_seqs, config, memory.max_buffers
+    )
     shares = config.prefix_cache and backends[0].shares_blocks
     states = None
     if (slot := memory.layout.shape.slot) is not None:

@@ -1,12 +1,11 @@
 """Chooses a backend (a way to map memory for K and V), and plans an engine for this backend."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import metal_ext
-from engine.build import EnginePlan, kv_shape, plan_engine
+from engine.build import EnginePlan, plan_engine
 from engine.config import EngineConfig
 from engine.machine import MachineMemory, gpu_memory, machine_memory
 from engine.models.checkpoint import Checkpoint
@@ -21,7 +20,6 @@ from kvcache.kv_backends import (
     choose_mapping,
     choose_release,
 )
-from kvcache.layout import METAL_PAGES, choose_page
 from kvcache.memory_budget import BudgetError, gib
 from kvcache.native_backends import system_file_limit
 from kvcache.selftest.machine import this_machine, wheel_warning
@@ -31,22 +29,23 @@ from kvcache.selftest.run import CacheSize, SelfTest, has_passed, run_selftest
 def plan_for_this_machine(
     config: EngineConfig, checkpoint: Checkpoint, budget_bytes: int | None = None
 ) -> EnginePlan:
-    """Choose the backend, and plan the model and its cache in the backend's memory.
+    """Choose the backend, and plan the model and its cache in the backend's memory. A GPU's backend
+    is tested with the cache that is planned for it.
 
     The engine may use ``budget_bytes`` of memory (None means the memory that is free now). Raises
     KVBackendError, BudgetError or LayoutError.
     """
 
     def sizes_of(kv_backend: KVBackend) -> list[tuple[int, CacheSize]]:
-        layers = kv_shape(config, checkpoint, kv_backend).layers
-        longest = config.max_model_len or checkpoint.spec.max_position_embeddings
-        buffers = 2 * config.max_num_seqs
+        trial = KVBackendChoice(kv_backend, ())
+        memory = plan_on(trial, config, checkpoint, budget_bytes).memory
+        layers, layout, buffers = memory.layout.shape.layers, memory.layout, memory.max_buffers
         return [
             (
-                config.page_bytes or choose_page(spec, min(METAL_PAGES), METAL_PAGES),
-                CacheSize(count, spec, longest, config.heap_bytes, buffers),
+                group.page_bytes,
+                CacheSize(layers.count(spec), spec, layout.max_tokens, group.heap_bytes, buffers),
             )
-            for spec, count in Counter(layers).items()
+            for spec, group in zip(layout.shape.specs, layout.groups, strict=True)
         ]
 
     choice = machine_kv_backend(
@@ -150,4 +149,6 @@ def memory_for(kv_backend: KVBackend) -> MachineMemory:
         return machine
     device = metal_device()
     assert device is not None
-    return gpu_memory(machine, device.working_set_bytes, device.max_buffer_bytes)
+    return gpu_memory(
+        machine, device.working_set_bytes, device.max_buffer_bytes, device.address_bytes
+    )

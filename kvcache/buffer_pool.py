@@ -6,13 +6,14 @@ from kvcache.backend import MAPPING_LIMIT_S, BackendFailedError, PageBackend
 from kvcache.block import Block, BlockState, MappedRun, PageTable, Pending, SparseBuffer
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group
+from kvcache.memory_budget import CacheLimits
 
 
 class BufferPool:
     """All buffers of a group of layers. The number of mappings stays within the system's limit."""
 
     def __init__(
-        self, group: Group, pool: HeapPool, backend: PageBackend, max_buffers: int, max_sharers: int
+        self, group: Group, pool: HeapPool, backend: PageBackend, limits: CacheLimits
     ) -> None:
         # Premapped blocks (mapped before a sequence needs them) do not count as mappings. Such
         # blocks exist only on a GPU, which has no limit of mappings.
@@ -21,8 +22,9 @@ class BufferPool:
         self._blocks_per_heap = group.blocks_per_heap
         self._pool = pool
         self._backend = backend
-        self._max_buffers = max_buffers
-        self._max_sharers = max_sharers
+        self._max_sequences = limits.max_sequences
+        self._max_buffers = limits.max_buffers or 2 * limits.max_sequences
+        self._max_sharers = limits.settings.max_sharers
         self._buffers: list[SparseBuffer] = []
         self._idle: list[SparseBuffer] = []
         """The buffers without a sequence. The buffer that has been idle longest comes first."""
@@ -34,7 +36,8 @@ class BufferPool:
     def take(self, prefix: Sequence[Block]) -> SparseBuffer | None:
         """Return a buffer with an empty page table, for a sequence that begins with ``prefix``.
         Return None if no buffer is idle and none can be made. Of idle buffers that map only free
-        blocks and blocks of ``prefix``, prefer the one with the most blocks of ``prefix``."""
+        blocks and blocks of ``prefix``, prefer the one with the most blocks of ``prefix``. Then
+        prefer a new buffer, but only while there is at most one for each sequence that may run."""
         fitting = [
             buffer
             for buffer in self._idle
@@ -43,16 +46,15 @@ class BufferPool:
                 for block in buffer.premapped[buffer.count_premapped(prefix) :]
             )
         ]
-        if fitting:
-            buffer = max(fitting, key=lambda buffer: buffer.count_premapped(prefix))
-        elif len(self._buffers) < self._max_buffers and self._backend.add_buffer():
-            buffer = SparseBuffer(len(self._buffers))
+        made = len(self._buffers)
+        reuses = fitting or (self._idle and made > self._max_sequences)
+        if not reuses and made < self._max_buffers and self._backend.add_buffer():
+            buffer = SparseBuffer(made)
             self._buffers.append(buffer)
             return buffer
-        elif self._idle:
-            buffer = self._idle[0]
-        else:
+        if not self._idle:
             return None
+        buffer = max(fitting or self._idle[:1], key=lambda buffer: buffer.count_premapped(prefix))
         self._idle.remove(buffer)
         return buffer
 

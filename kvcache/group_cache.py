@@ -24,12 +24,10 @@ class GroupCache:
         self.group = group
         self.backend = backend
         self.pool = HeapPool(group, backend, max_heaps * group.heap_bytes)
-        # With twice as many buffers as sequences, no new sequence waits for an unmapping.
-        max_sharers = limits.settings.max_sharers
-        self.buffers = BufferPool(group, self.pool, backend, 2 * limits.max_sequences, max_sharers)
+        self.buffers = BufferPool(group, self.pool, backend, limits)
         self.prefixes = PrefixCache(
             self.pool,
-            max_sharers=max_sharers,
+            max_sharers=limits.settings.max_sharers,
             enabled=limits.settings.prefix_cache and backend.shares_blocks,
         )
         self._keeps_mappings = not backend.maps_while_running

@@ -42,6 +42,11 @@ NOTHING_WORKS = "nothing works on this machine's GPU, and its CPU is many times 
 # In order of preference: a backend that lets sequences share more memory comes earlier.
 ON_METAL = (KVBackend.SPARSE, KVBackend.PAGED, KVBackend.METAL_DENSE)
 
+# The bits of a GPU's addresses in one process, before the family apple9 (M1, M2) and since (Asahi
+# Linux's driver, drm/asahi/mmu.rs and hw/).
+EARLY_ADDRESS_BITS, ADDRESS_BITS = 39, 42
+FIRST_WIDE_FAMILY = "apple9"
+
 Trial = Callable[[KVBackend], str]
 """Tests a GPU's KV backend on this machine. Returns a description of its fault, or ""."""
 Remembered = Callable[[KVBackend], tuple[str, ...]]
@@ -175,6 +180,11 @@ class MetalDevice:
     said: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The features that the device lacks, by the name of the KV backend that needs them."""
+
+    @property
+    def address_bytes(self) -> int:
+        is_wide = FIRST_WIDE_FAMILY in self.said.get("families", ())
+        return 1 << (ADDRESS_BITS if is_wide else EARLY_ADDRESS_BITS)
 
     @classmethod
     def of(cls, capabilities: dict[str, Any]) -> "MetalDevice":

@@ -7,7 +7,7 @@ On a CPU the memory that is available at start is a further limit, because a con
 it is killed. On a GPU, "machine" is the GPU's working set, the memory that a GPU may use. Available
 memory is then no limit, because macOS compresses other programs' memory to make room."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from kvcache.config import CacheSettings
 from kvcache.kv_backends import KVBackend
@@ -30,6 +30,9 @@ DENSE_MIN_CONTEXT_TOKENS = 4096
 SMALLEST_CONTEXT_TOKENS = 2048
 # The share that recurrent states may take of the memory for K, V and states.
 STATE_SHARE = 1 / 3
+# Sparse buffers may take one part in ADDRESS_PARTS of the GPU's addresses. MLX's arrays and heaps
+# need addresses as well, and the system answers slowly, or not at all, when few are left.
+ADDRESS_PARTS = 4
 
 
 class BudgetError(ValueError):
@@ -75,6 +78,8 @@ class CacheRequest:
     max_model_len: int | None
     max_buffer_bytes: int | None = None
     """The size of the largest allocation that the device allows, or None without a limit."""
+    address_bytes: int | None = None
+    """The addresses that a process has on the GPU, or None if they limit nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,8 @@ class MemoryPlan:
     """The most memory of K and V, a multiple of a heap's size."""
     max_model_len: int
     max_num_seqs: int
+    max_buffers: int
+    """The most buffers (address ranges, one per sequence) of a group of layers."""
     note: str | None = None
     """A sentence with a further reason for the limits, or None."""
     num_slots: int = 0
@@ -99,10 +106,8 @@ class MemoryPlan:
     @property
     def warning(self) -> str | None:
         """A sentence if less memory is available than quire takes at start, else None. It then
-        takes ``fixed_bytes`` of ``demand``, one heap, and on a GPU all state slots."""
+        takes ``fixed_bytes`` of ``demand`` and one heap."""
         needed = self.demand.fixed_bytes + self.layout.heap_bytes
-        if self.demand.on_gpu:
-            needed += self.state_bytes
         available = self.demand.available_bytes
         if needed <= available:
             return None
@@ -176,6 +181,8 @@ class CacheLimits:
     budget_bytes: int
     max_sequences: int
     settings: CacheSettings
+    max_buffers: int | None = None
+    """The most buffers of a group of layers, or None for two per sequence."""
 
 
 def fit(
@@ -240,8 +247,45 @@ def fit(
             f"K and V of all sequences are one allocation, and the device's largest is "
             f"{gib(budget)}: that shortens the context or leaves fewer sequences"
         )
+    # With a spare buffer for each sequence, no new one waits until old buffers are unmapped. Dense
+    # buffers cost memory.
+    buffers = sequences if request.kv_backend.is_dense else 2 * sequences
     kv_bytes = heaps * layout.heap_bytes
-    return MemoryPlan(demand, layout, kv_bytes, max_len, sequences, note, num_slots)
+    plan = MemoryPlan(demand, layout, kv_bytes, max_len, sequences, buffers, note, num_slots)
+    return _within_addresses(plan, request, system_page_bytes)
+
+
+def _within_addresses(
+    plan: MemoryPlan, request: CacheRequest, system_page_bytes: int
+) -> MemoryPlan:
+    """Return a plan whose buffers, one per sequence and one more, fit into the GPU's addresses:
+    with fewer spare buffers, then with a shorter context, or with fewer sequences if the user has
+    set the context. Raises BudgetError if not even one sequence fits."""
+    if request.address_bytes is None or request.kv_backend is not KVBackend.SPARSE:
+        return plan
+    room = request.address_bytes // ADDRESS_PARTS
+    layout, sequences = plan.layout, plan.max_num_seqs
+    shortest = min(plan.max_model_len, request.max_model_len or SMALLEST_CONTEXT_TOKENS)
+    fitting = room // (sequences + 1) // layout.block_bytes * layout.tokens_per_block
+    max_len = min(plan.max_model_len, max(shortest, fitting))
+    layout = _layout(request, layout.shape, max_len, plan.kv_budget_bytes, system_page_bytes)
+    buffer_bytes = layout.blocks_for(max_len) * layout.block_bytes
+    buffers = min(plan.max_buffers, room // buffer_bytes)
+    sequences = min(sequences, buffers - 1) if buffers < plan.max_buffers else sequences
+    if sequences < 1:
+        raise BudgetError(
+            f"two sequences of {max_len} tokens take {gib(2 * buffer_bytes)} of addresses, of "
+            f"{gib(room)} that are for K and V on this GPU: lower --max-model-len"
+        )
+    fitting_plan = replace(plan, layout=layout, max_num_seqs=sequences, max_buffers=buffers)
+    if (max_len, sequences) == (plan.max_model_len, plan.max_num_seqs):
+        return fitting_plan
+    note = (
+        f"{gib(room)} of this GPU's addresses are for K and V of all sequences and one more: that "
+        f"leaves {sequences} sequences of {max_len} tokens; lower --max-num-seqs for longer ones, "
+        "or --max-model-len for more of them"
+    )
+    return replace(fitting_plan, max_model_len=max_len, note=note)
 
 
 def slots_within(

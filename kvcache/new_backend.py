@@ -16,7 +16,7 @@ def new_backends(
     kv_backend: KVBackend,
     groups: Sequence[Group],
     *,
-    max_sequences: int,
+    max_buffers: int,
     release_heaps: bool,
     maps_while_running: bool = False,
     workers: metal_ext.CpuWorkers | None,
@@ -26,14 +26,12 @@ def new_backends(
     """Return a PageBackend for each group of layers. ``workers`` are the threads of a CPU's
     kernels.
 
-    The other parameters are for a Metal device. Heaps may be released before the process ends if
-    ``release_heaps`` is True, and mappings may change while steps run if ``maps_while_running`` is.
-    Heaps and weights stay resident for ``residency_keep_s`` after a step. ``weights`` are evaluated
-    arrays. Raises RuntimeError if the device lacks a feature, OSError if it refuses memory."""
+    The other parameters are for a Metal device. A group has at most ``max_buffers`` buffers. Heaps
+    may be released before the process ends if ``release_heaps`` is True, and mappings may change
+    while steps run if ``maps_while_running`` is. Heaps and weights stay resident for
+    ``residency_keep_s`` after a step. ``weights`` are evaluated arrays. Raises RuntimeError if the
+    device lacks a feature, OSError if it refuses memory."""
     if kv_backend.on_gpu:
-        # With spare buffers, a sequence can start before old buffers are unmapped. Spare dense
-        # buffers would cost memory.
-        max_buffers = max_sequences if kv_backend.is_dense else 2 * max_sequences
         return [
             MetalBackend(
                 kv_backend.setting,

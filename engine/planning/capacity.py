@@ -161,7 +161,8 @@ def empty_machine(
         return machine, KVBackend.POSIX
     if working_set_bytes is None:
         working_set_bytes = device.working_set_bytes(memory_bytes)
-    return gpu_memory(machine, working_set_bytes), KVBackend.SPARSE
+    gpu = gpu_memory(machine, working_set_bytes, address_bytes=device.address_bytes)
+    return gpu, KVBackend.SPARSE
 
 
 def room_of(

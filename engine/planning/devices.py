@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from kvcache.kv_backends import ADDRESS_BITS, EARLY_ADDRESS_BITS
+
 GIB = 1024**3
 KIB = 1024
 OPS_PER_CORE = 2 * 128  # a multiplication and an addition in each lane
@@ -54,6 +56,8 @@ class Device:
     """The smallest page that the device can map."""
     on_gpu: bool
     rates: Rates
+    address_bytes: int | None = None
+    """The addresses that a process has on the GPU; None on a CPU."""
     smaller: "Device | None" = None
     """The chip with fewer GPU cores, in Macs with at most ``smaller.memory_bytes`` of memory."""
 
@@ -114,6 +118,7 @@ def _apple(
         page_bytes=16 * KIB,
         on_gpu=True,
         rates=RATES.get(name) or RATES[name[:2]],
+        address_bytes=1 << (EARLY_ADDRESS_BITS if name[:2] in ("M1", "M2") else ADDRESS_BITS),
         smaller=None if smaller is None else _apple(name, *smaller, ghz, speed_up),
     )
 

@@ -116,7 +116,7 @@ def _on_backend(
         (backend,) = new_backends(
             kv_backend,
             layout.groups,
-            max_sequences=MAX_BUFFERS if size is None else size.buffers,
+            max_buffers=MAX_BUFFERS if size is None else size.buffers,
             release_heaps=new_checks is ReleaseChecks,
             maps_while_running=new_checks is StressChecks,
             workers=None if kv_backend.on_gpu else metal_ext.CpuWorkers(1),

@@ -123,7 +123,8 @@ class CacheSize:
 
 
 # The size if no model is given: Qwen3-4B with its whole context, 5.6 GiB of addresses per buffer.
-USUAL = CacheSize(36, KVSpec(8, 128), max_tokens=40960, heap_bytes=64 << 20, buffers=64)
+# Every GPU has addresses for 22 of them (kvcache/memory_budget.py).
+USUAL = CacheSize(36, KVSpec(8, 128), max_tokens=40960, heap_bytes=64 << 20, buffers=22)
 
 
 def run_selftest(

@@ -33,6 +33,7 @@ def announce(settings: Config, plan: EnginePlan, model: str, url: str) -> None:
             "time",
         ),
         ("memory", f"{memory.line()}; --log-level debug has the sum"),
+        *([("", memory.note)] if memory.note else []),
         ("device", plan.device),
     ]
     generates = not plan.checkpoint.embeds

@@ -199,6 +199,32 @@ def test_a_plan_for_a_gpu_has_its_pages_and_its_budget(
     assert tried[0][2] == 262144
 
 
+@pytest.mark.parametrize("families", [["apple7"], ["apple9"]])
+@pytest.mark.parametrize(("sequences", "length"), [(1, None), (8, 4096), (4096, None)])
+def test_a_self_test_has_the_context_and_the_buffers_of_the_plan(
+    device: Device, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, families: list[str],
+    sequences: int, length: int | None,
+) -> None:  # fmt: skip
+    sizes: list[CacheSize] = []
+
+    def run(_: object, kv_backend: KVBackend, page_bytes: int, size: CacheSize) -> SelfTestReport:
+        sizes.append(size)
+        return SelfTestReport((), "", 1.0)
+
+    monkeypatch.setattr(engine_kv_backend, "run_selftest", run)
+    device.said["families"] = families
+    config = replace(CONFIG, kv_backend="sparse", page_bytes=None, kv_budget_bytes=None)
+    config = replace(config, max_num_seqs=sequences, max_model_len=length)
+    memory = plan_for_this_machine(config, checkpoint).memory
+    layout = memory.layout
+    (size,) = sizes
+    assert (size.max_tokens, size.buffers) == (layout.max_tokens, memory.max_buffers)
+    assert (size.shape, size.heap_bytes) == (layout.shape, layout.heap_bytes)
+    # 80 MiB of addresses for each of 4097 buffers are too many for a quarter of 512 GiB.
+    is_short = (families, sequences) == (["apple7"], 4096)
+    assert (memory.max_model_len < (length or 40960)) == is_short
+
+
 def test_a_page_that_the_gpu_cannot_map_is_refused(
     device: Device, tried: Tried, checkpoint: Checkpoint
 ) -> None:

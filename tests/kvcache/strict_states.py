@@ -32,6 +32,9 @@ class StrictStates:
     released: int = 0
     written: set[int] = field(default_factory=set)
     """Slots with memory."""
+    room: int = 1 << 20
+    """Slots that the system gives memory."""
+    allocated: set[int] = field(default_factory=set)
     _memory: bytearray = field(init=False)
     _uses: dict[int, list[_Use]] = field(default_factory=dict)
 
@@ -41,6 +44,12 @@ class StrictStates:
     @property
     def slot_bytes(self) -> int:
         return self.layout.slot_bytes
+
+    def commit(self, slot: int) -> bool:
+        if slot not in self.allocated and len(self.allocated) == self.room:
+            return False
+        self.allocated.add(slot)
+        return True
 
     def rows(self, segments: Sequence[StateSegment], step: object) -> Any:
         """The segments themselves: who plays the device goes through them."""
@@ -97,6 +106,8 @@ class StrictStates:
     def _use(self, slot: int, use: _Use) -> None:
         """A sequence that takes the slot of another one waits until none of the other's steps
         runs."""
+        if slot not in self.allocated:
+            raise MistakeError(f"slot {slot} has no memory")
         running = [its for its in self._uses.get(slot, []) if its.epoch > self.completed_epoch]
         for other in running:
             if other.life != use.life and (other.writes or use.writes):

@@ -156,7 +156,7 @@ def test_groups_share_what_the_system_allows_a_process() -> None:
         LAYOUT.shape, max_tokens=320, heap_bytes=64 * page, system_page_bytes=page
     )
     backends = new_backends(
-        KVBackend.POSIX, layout.groups, max_sequences=2, release_heaps=False, workers=workers
+        KVBackend.POSIX, layout.groups, max_buffers=4, release_heaps=False, workers=workers
     )
     for of_one, whole in (
         ([backend.mapping_limit for backend in backends], system_mapping_limit()),

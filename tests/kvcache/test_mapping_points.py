@@ -152,6 +152,14 @@ def test_a_buffer_that_keeps_what_others_may_want_is_the_last_to_be_taken() -> N
     assert kv.stats().unmapped_blocks == 0
 
 
+def test_no_more_buffers_are_made_for_kept_prefixes_than_sequences_and_one() -> None:
+    kv, backend = cache(heaps=8, sequences=2)
+    for seq in range(1, 7):
+        answer(kv, backend, seq, [seq] * 40)
+        assert backend.buffers == min(seq, 3)
+    assert kv.stats().evicted_blocks == 0, "what is cached is not lost with its mapping"
+
+
 def test_a_kept_block_is_unmapped_before_another_sequence_gets_it() -> None:
     kv, backend = cache(heaps=2)
     answer(kv, backend, 1, PROMPT)

@@ -281,7 +281,7 @@ def test_a_long_context_that_is_asked_for_takes_memory_from_states(context: int)
     assert found.kv_budget_bytes + found.state_bytes <= 9.5 * GIB
 
 
-def test_states_of_a_gpu_are_there_from_the_start_and_of_a_dense_one_in_one_buffer() -> None:
+def test_states_are_not_there_from_the_start_and_on_a_dense_gpu_in_one_buffer() -> None:
     hybrid = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
     assert hybrid.slot is not None
     most = 20 * hybrid.slot.slot_bytes
@@ -295,7 +295,63 @@ def test_states_of_a_gpu_are_there_from_the_start_and_of_a_dense_one_in_one_buff
     assert dense.state_bytes == most
     assert plan().state_bytes == 0
     from_start = sparse.demand.fixed_bytes + sparse.layout.heap_bytes
-    tight = replace(DEMAND, on_gpu=True, available_bytes=from_start + sparse.state_bytes - 1)
+    tight = replace(DEMAND, on_gpu=True, available_bytes=from_start - 1)
     assert "a tight fit" in (planned(KVBackend.SPARSE, tight).warning or "")
-    roomy = replace(tight, available_bytes=from_start + sparse.state_bytes)
+    roomy = replace(tight, available_bytes=from_start)
     assert planned(KVBackend.SPARSE, roomy).warning is None
+
+
+# --- a GPU's addresses --------------------------------------------------------------------------
+
+SPARSE = replace(REQUEST, kv_backend=KVBackend.SPARSE)
+ROOMY = replace(DEMAND, machine_bytes=80 * GIB, available_bytes=80 * GIB, on_gpu=True)
+CONTEXT_BYTES = 40960 * SHAPE.bytes_per_token  # a whole number of blocks
+
+
+def addressed(buffers: float, max_model_len: int | None = None, sequences: int = 32) -> MemoryPlan:
+    """A plan for a GPU whose addresses have room for so many buffers of a whole context."""
+    request = replace(
+        asked(SPARSE, max_model_len),
+        max_num_seqs=sequences,
+        address_bytes=int(4 * buffers * CONTEXT_BYTES),
+    )
+    return plan(ROOMY, request)
+
+
+@pytest.mark.parametrize(
+    ("buffers", "set_len", "sequences", "planned"),
+    [
+        (64, None, 32, (64, 40960, 32)),
+        (50.5, None, 32, (50, 40960, 32)),
+        (33, None, 32, (33, 40960, 32)),
+        (16.5, None, 32, (33, 20480, 32)),
+        (3.31, None, 32, (33, 4096, 32)),
+        (2, None, 1000, (40, SMALLEST_CONTEXT_TOKENS, 39)),
+        (33, 40960, 32, (33, 40960, 32)),
+        (32, 40960, 32, (32, 40960, 31)),
+        (10.9, 40960, 32, (10, 40960, 9)),
+        (2, 40960, 32, (2, 40960, 1)),
+        (2, 40960, 1, (2, 40960, 1)),
+    ],
+)
+def test_spare_buffers_go_first_then_the_context_or_sequences_beside_a_context_that_is_set(
+    buffers: float, set_len: int | None, sequences: int, planned: tuple[int, int, int]
+) -> None:
+    found = addressed(buffers, set_len, sequences)
+    assert (found.max_buffers, found.max_model_len, found.max_num_seqs) == planned
+    assert found.layout.max_tokens == found.max_model_len
+    assert (found.note is None) == (planned[1:] == (40960, sequences))
+
+
+def test_a_context_that_no_two_sequences_can_have_is_refused() -> None:
+    said = r"two sequences of 40960 tokens take 8.75 GiB .* 8.66 GiB"
+    with pytest.raises(BudgetError, match=said):
+        addressed(1.98, 40960, 1)
+
+
+@pytest.mark.parametrize("kind", [KVBackend.PAGED, KVBackend.METAL_DENSE, KVBackend.POSIX])
+def test_only_sparse_buffers_take_addresses_of_a_gpu(kind: KVBackend) -> None:
+    found = plan(ROOMY, replace(REQUEST, kv_backend=kind, address_bytes=GIB))
+    assert found.max_num_seqs == 32
+    assert found.max_buffers == (32 if kind.is_dense else 64)
+    assert found.note is None

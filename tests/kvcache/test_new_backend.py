@@ -25,7 +25,7 @@ def test_every_kv_backend_gets_what_does_its_work(
     (backend,) = new_backends(
         kind,
         [DENSE if kind.is_dense else PAGED],
-        max_sequences=4,
+        max_buffers=4,
         release_heaps=True,
         workers=None if kind.on_gpu else workers,
         residency_keep_s=7.0,
@@ -36,9 +36,8 @@ def test_every_kv_backend_gets_what_does_its_work(
     kept = backend.releases is Releases.NOTHING
     assert kept == (kind is KVBackend.METAL_DENSE)
     if kind.on_gpu:
-        # A buffer that is given back need not be unmapped before the next sequence joins.
         (made,) = device.kv_backends
-        assert made.max_ranges == (4 if kind.is_dense else 8)
+        assert made.max_ranges == 4
         assert (made.residency_keep_s, made.held) == (7.0, [weight])
 
 
@@ -50,7 +49,7 @@ def test_states_lie_where_k_and_v_do(monkeypatch: pytest.MonkeyPatch, kind: KVBa
     (backend,) = new_backends(
         kind,
         [DENSE if kind.is_dense else PAGED],
-        max_sequences=4,
+        max_buffers=4,
         release_heaps=False,
         workers=workers,
     )
@@ -70,4 +69,4 @@ def test_states_lie_where_k_and_v_do(monkeypatch: pytest.MonkeyPatch, kind: KVBa
 
 def test_a_cpu_without_workers_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="workers"):
-        new_backends(KVBackend.POSIX, [PAGED], max_sequences=1, release_heaps=False, workers=None)
+        new_backends(KVBackend.POSIX, [PAGED], max_buffers=1, release_heaps=False, workers=None)

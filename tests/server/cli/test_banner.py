@@ -62,6 +62,13 @@ def test_people_read_where_it_is_what_it_is_and_what_to_paste(
     assert len(lines) == 8
 
 
+def test_what_shortens_the_context_is_said(
+    plan: EnginePlan, entries: list[dict[str, object]]
+) -> None:
+    noted = replace(plan, memory=replace(plan.memory, note="addresses are short"))
+    assert "\n             addresses are short\n" in text_of(settings(), noted, entries, URL)
+
+
 def test_a_server_without_a_page_or_answers_does_not_name_them(
     plan: EnginePlan, entries: list[dict[str, object]]
 ) -> None:
