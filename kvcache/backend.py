@@ -246,6 +246,10 @@ class StateMemory(Protocol):
     @property
     def num_slots(self) -> int: ...
 
+    def commit(self, slot: int) -> bool:
+        """Allocate a slot's memory, unless it has some, before the rows of the step that first uses
+        the slot are made. Return False if the system refuses."""
+
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
         """Return the rows of a step. ``segments`` has one item per sequence, in the order of the
         rows. ``step`` has the K and V rows of the same step. The slots are in use until that step

@@ -52,7 +52,8 @@ class KVCacheManager:
         self._state_memory = states
         self._states: StateCache | None = None
         if states is not None:
-            pool, index = SlotPool(states.num_slots), self._first.prefixes.index
+            pool = SlotPool(states.num_slots, states.commit)
+            index = self._first.prefixes.index
             self._states = StateCache(pool, index, layout.tokens_per_block)
         self._open: dict[int, OpenSequence] = {}
         self.releases_memory = self._first.backend.releases is not Releases.NOTHING
@@ -271,10 +272,10 @@ class KVCacheManager:
         self._count_waits()
         if not self._maps_while_running:
             self._end_mapping_point(plan)
+        # This may allocate slots, whose memory must be there before the rows are made.
+        slots = [] if self._states is None else self._states.schedule(plan, epoch)
         rows = [g.backend.rows(own) for g, own in zip(self._groups, segments, strict=True)]
-        states = None
-        if self._states is not None and self._state_memory is not None:
-            states = self._state_memory.rows(self._states.schedule(plan, epoch), rows[0])
+        states = None if self._state_memory is None else self._state_memory.rows(slots, rows[0])
         views = KVViews(self._layers, self._order, rows, segments[0], epoch, states)
         self._issued_epoch = epoch
         if self._maps_while_running:

@@ -119,7 +119,8 @@ class MetalStepRows(StepRows):
 
 
 class MetalStates:
-    """State slots in ordinary Metal buffers, which keep their memory until the process ends."""
+    """State slots in ordinary Metal buffers. A buffer is made when the first of its slots is used,
+    and keeps its memory until the process ends."""
 
     def __init__(
         self, layout: SlotLayout, num_slots: int, kv_backend: "metal_ext.MetalKVBackend"
@@ -127,8 +128,15 @@ class MetalStates:
         self.num_slots = num_slots
         self._layout = layout
         self._kv_backend = kv_backend
-        self._bytes = num_slots * layout.slot_bytes
+        self._bytes = 0
         kv_backend.make_slots(num_slots, layout.slot_bytes)
+
+    def commit(self, slot: int) -> bool:
+        try:
+            self._bytes = self._kv_backend.commit_slot(slot)
+        except OSError:
+            return False
+        return True
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
         """``step`` is the step's K and V rows. The slots are in use until the step has
@@ -273,7 +281,7 @@ class MetalBackend(NativeMemory):
         return MetalStepRows(segments, self._ranges, self._kv_backend, contiguous=self._contiguous)
 
     def new_states(self, layout: SlotLayout, num_slots: int) -> MetalStates:
-        """Make all state slots, once, before the first step. Raises RuntimeError, OSError."""
+        """Make all state slots, once, before the first step. Raises RuntimeError."""
         return MetalStates(layout, num_slots, self._kv_backend)
 
     def shut_down(self) -> bool:

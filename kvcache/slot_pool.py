@@ -17,7 +17,7 @@ The worth of a slot is the number of tokens that it saves from being computed ag
 likelihood that a prompt continues from the slot, divided by the slot's age. The age counts all uses
 of slots since this slot's last use. Using a slot also uses its conversation's earlier slots."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from kvcache.block import Prefix, Retention, Slot
@@ -49,7 +49,9 @@ class StateSegment(NamedTuple):
 class SlotPool:
     """All state slots of a model, and the choice of slots to evict."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, commit: Callable[[int], bool]) -> None:
+        """``commit`` is StateMemory's."""
+        self._commit = commit
         self.slots = [Slot(number) for number in range(capacity)]
         self._free = list(reversed(self.slots))
         self._waiting: list[Slot] = []
@@ -100,8 +102,9 @@ class SlotPool:
 
     def take(self) -> Slot | None:
         """Take a free slot, or evict one and take it. Return None if neither is possible."""
-        if not self._free and not self.evict():
-            return None
+        while not (self._free and self._commit(self._free[-1].number)):
+            if not self.evict():
+                return None
         slot = self._free.pop()
         assert not slot.holders, f"{slot} is held"
         assert slot.prefix is None, f"{slot} can be found"

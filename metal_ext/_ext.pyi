@@ -314,8 +314,10 @@ class MetalKVBackend:
         block."""
     def make_slots(self, count: int, slot_bytes: int) -> None:
         """Makes ``count`` state slots, once, before the first step. Raises RuntimeError at a second
-        call, or if a dense backend's slots exceed one buffer, OSError(ENOMEM) if the device
-        refuses."""
+        call, or if a dense backend's slots exceed one buffer."""
+    def commit_slot(self, slot: int) -> int:
+        """Allocates a slot's memory before a step uses the slot. Returns the bytes of all slots
+        with memory. Raises OSError(ENOMEM) if the device refuses."""
     def state_rows(
         self,
         rows: MetalRows,

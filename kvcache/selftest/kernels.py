@@ -109,6 +109,7 @@ class KernelChecks:
         layout = KVShape((), (spec,)).slot
         assert layout is not None
         slots = self._backend.new_states(layout, 3)
+        require(all(map(slots.commit, range(3))), "the system refuses a slot")
         constants = self._delta_constants(spec)
         arrays = [mx.array(numbers.astype(np.float32)) for numbers in constants]
         delta = metal_ext.GatedDelta(

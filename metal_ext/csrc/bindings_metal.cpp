@@ -161,6 +161,9 @@ void bind_kv_backend(nb::module_& m) {
             checked_between("count", count, 1, kMaxSlots),
             checked_between("slot_bytes", slot_bytes, 1, StateMemory::kMaxBytes));
       }, "count"_a, "slot_bytes"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("commit_slot", [](const DeviceMemory& s, int64_t slot) {
+        return s->memory->commit_slot(checked_between("slot", slot, 0, kMaxSlots));
+      }, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("rows", &make_rows, "segments"_a)
       .def("state_rows", &make_state_rows, "rows"_a, "segments"_a)
       .def("finish_mappings", [](const DeviceMemory& s, const MapperPointer& mapper) {

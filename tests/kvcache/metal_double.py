@@ -140,6 +140,8 @@ class Slots:
 
     count: int
     slot_bytes: int
+    made: set[int] = field(default_factory=set)
+    """Slots with memory."""
     memory: StateMemory = field(init=False)
     workers: CpuWorkers = field(init=False)
 
@@ -150,6 +152,8 @@ class Slots:
     def address(self, slot: int) -> int:
         if not 0 <= slot < self.count:
             raise MistakeError(f"slot {slot} of {self.count}")
+        if slot not in self.made:
+            raise MistakeError(f"slot {slot} has no memory")
         return self.memory.address + 2 * slot * self.slot_bytes
 
 
@@ -280,11 +284,16 @@ class KVBackend:
         self.held += arrays
 
     def make_slots(self, count: int, slot_bytes: int) -> None:
-        if self._device.refuses:
-            raise NO_MEMORY
         if self.slots is not None or self.completed_epoch or self.open_epochs:
             raise MistakeError("slots are made once, before the first step")
         self.slots = Slots(count, slot_bytes)
+
+    def commit_slot(self, slot: int) -> int:
+        assert self.slots is not None
+        if self._device.refuses and slot not in self.slots.made:
+            raise NO_MEMORY
+        self.slots.made.add(slot)
+        return len(self.slots.made) * self.slots.slot_bytes
 
     def state_rows(
         self, rows: Rows, segments: list[tuple[int, int | None, list[tuple[int, int]]]]

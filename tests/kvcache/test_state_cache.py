@@ -369,6 +369,27 @@ def test_a_sequence_without_room_for_its_slots_is_not_opened() -> None:
     assert stage.kv.open(9, hashes, len(QUESTION), final_tokens=320) is None
 
 
+@pytest.mark.parametrize("room", [3, 4, 6, 9, 12])
+def test_slots_get_memory_as_they_are_needed(room: int) -> None:
+    stage = Stage(num_slots=12)
+    stage.states.room = room
+    assert not stage.states.allocated
+    for number in range(12):
+        stage.live([number] * (2 * TOKENS + 1))
+        assert stage.states.allocated == set(range(min(room, 2 + number))), "the first ones first"
+    assert stage.pool.num_evicted == 13 - room, "what is refused is taken from the cache"
+
+
+def test_a_sequence_whose_slots_are_refused_waits() -> None:
+    stage = Stage()
+    stage.states.room = 1
+    seq_id = stage.open(SYSTEM)
+    assert not stage.kv.reserve(seq_id, TOKENS + 1)
+    stage.states.room = 2
+    assert stage.kv.reserve(seq_id, TOKENS + 1)
+    stage.kv.check_invariants()
+
+
 def test_idle_memory_of_slots_goes_back() -> None:
     stage = Stage()
     stage.live(SYSTEM + QUESTION)

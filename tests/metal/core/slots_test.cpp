@@ -20,12 +20,14 @@ uint64_t& word(uint64_t address) { return *reinterpret_cast<uint64_t*>(address);
 // A bench with slots, and one sequence whose rows give steps something to do.
 class States {
  public:
-  explicit States(Kind kind, fake::Options options = {.slowness = 20},
-                  KVBackend::Options shape = Bench::default_shape())
-      : bench(kind, std::move(options), std::move(shape)),
-        range_(bench.kv_backend->new_range()) {
+  // The first `committed` slots have memory.
+  explicit States(Kind kind, fake::Options options = {.slowness = 20}, size_t committed = kSlots)
+      : bench(kind, std::move(options)), range_(bench.kv_backend->new_range()) {
     range_->map(bench.kv_backend->new_heap(), 0, 0, 1, true);
     bench.kv_backend->make_slots(kSlots, kSlot);
+    for (size_t slot = 0; slot < committed; ++slot) {
+      bench.kv_backend->commit_slot(slot);
+    }
   }
 
   Slots& slots() { return *bench.kv_backend->slots(); }
@@ -115,13 +117,68 @@ TEST("slots are resident before the first step, without a mapping") {
   }
 }
 
-TEST("a buffer of slots is no longer than a residency set, but for dense kernels") {
-  for (const auto& [kind, buffers] : {std::pair(Kind::sparse, 3), {Kind::dense, 1}}) {
+TEST("a buffer of slots is made for its first slot, and is no longer than a residency set") {
+  for (const auto& [kind, per_buffer] : {std::pair(Kind::sparse, 2), {Kind::paged, 2},
+                                         {Kind::dense, 6}}) {
     Bench bench(kind, {.working_set_bytes = 20 * 2 * kSlot});
     const auto before = bench.machine.alive()["MTLBuffer"];
     bench.kv_backend->make_slots(kSlots, kSlot);
-    CHECK(bench.machine.alive()["MTLBuffer"] - before == static_cast<size_t>(buffers));
+    CHECK(bench.machine.alive()["MTLBuffer"] == before);
+    size_t buffers = 0;
+    for (const size_t slot : std::initializer_list<size_t>{0, 1, 0, 4, 5, 2, 3}) {
+      const size_t bytes = bench.kv_backend->commit_slot(slot);
+      buffers = bench.machine.alive()["MTLBuffer"] - before;
+      CHECK(bytes == buffers * static_cast<size_t>(per_buffer) * kSlot);
+      CHECK(kind == Kind::dense || buffers == (slot < 2 ? 1u : slot > 3 ? 2u : 3u));
+    }
+    CHECK(buffers == kSlots / static_cast<size_t>(per_buffer));
   }
+}
+
+TEST("a slot that gets its memory while a step runs is resident in the next one") {
+  for (const Kind kind : kAll) {
+    for (uint64_t seed = 1; seed <= 5; ++seed) {
+      States states(
+          kind, {.seed = seed, .slowness = 60, .working_set_bytes = 20 * 2 * kSlot}, 2);
+      states.step({{1, {}, {{1, 0}}}});
+      states.bench.kv_backend->commit_slot(kSlots - 1);
+      states.step({{1, 0, {{1, 0}}}, {1, {}, {{1, kSlots - 1}}}});
+      states.finish(states.step({{1, kSlots - 1, {{1, kSlots - 1}}}}));
+      CHECK(word(states.address(kSlots - 1)) == 2);
+      states.bench.require_no_mistakes();
+    }
+  }
+}
+
+TEST("a slot whose memory is refused may come about later") {
+  for (const Kind kind : kAll) {
+    for (const char* selector :
+         {"newBufferWithLength:options:", "newResidencySetWithDescriptor:error:"}) {
+      States states(kind, {.slowness = 20, .working_set_bytes = 20 * 2 * kSlot}, 0);
+      states.bench.machine.refuse(selector, 1);
+      const auto commit = [&] { states.bench.kv_backend->commit_slot(3); };
+      CHECK_CASE(throws<std::system_error>("", commit), selector);
+      commit();
+      states.finish(states.step({{1, {}, {{1, 3}}}}));
+      CHECK(word(states.address(3)) == 1);
+      states.bench.require_no_mistakes();
+    }
+  }
+}
+
+TEST("a slot without memory is used by no step") {
+  States states(Kind::sparse, {.slowness = 20, .working_set_bytes = 20 * 2 * kSlot}, 2);
+  const auto refused = [&](const char* what, const SlotSegment& segment) {
+    CHECK_CASE(throws<std::logic_error>(what, [&] { states.step({segment}); }), what);
+  };
+  refused("slot 2 has no memory", {1, {}, {{1, 2}}});
+  refused("slot 4 has no memory", {1, 4, {{1, 0}}});
+  CHECK(throws<std::out_of_range>("slot 6 of 6", [&] {
+    states.bench.kv_backend->commit_slot(kSlots);
+  }));
+  CHECK(throws<std::logic_error>("has no slots", [&] {
+    Bench(Kind::paged).kv_backend->commit_slot(0);
+  }));
 }
 
 TEST("where there are no residency sets, encoders are told of slots") {

@@ -33,6 +33,8 @@ class Device:
         self.ranges = [self.stage.open(1) for _ in range(sequences)]
         self.slot_bytes = -(-(OFFSET + 4 * SHAPE.numbers) // 256) * 256
         self.stage.kv_backend.make_slots(NUM_SLOTS, self.slot_bytes)
+        for slot in range(NUM_SLOTS):
+            assert self.stage.kv_backend.commit_slot(slot) <= NUM_SLOTS * self.slot_bytes
         self.token = mx.zeros((1,))
 
     def begin(self, segments: Sequence[Segment]) -> tuple[metal_ext.MetalRows, MetalStateRows]:
@@ -236,6 +238,10 @@ WRONG: dict[str, tuple[Callable[[Step], object], type[Exception], str]] = {
                                          "nothing has written it"),
     "a slot of a step in flight": (lambda s: s.slots((2, None, [(2, 2)])), RuntimeError,
                                    "while epoch 2 may touch it"),
+    "memory of no slot": (lambda s: s.device.stage.kv_backend.commit_slot(NUM_SLOTS), IndexError,
+                          "slot 8 of 8"),
+    "memory of a negative slot": (lambda s: s.device.stage.kv_backend.commit_slot(-1), IndexError,
+                                  "slot is -1"),
     "slots twice": (lambda s: s.device.stage.kv_backend.make_slots(1, 256), RuntimeError,
                     "has slots already"),
     "no slots": (lambda s: Stage("paged").kv_backend.make_slots(0, 256), IndexError, "count is 0"),

@@ -32,6 +32,8 @@ class StateProgram(Program):
         super().__init__(kind, "append", "decode_attention")
         self.gaps = uneven
         self.stage.kv_backend.make_slots(NUM_SLOTS, SLOT_BYTES)
+        for slot in range(NUM_SLOTS):
+            self.stage.kv_backend.commit_slot(slot)
         self.layers = [DeltaLayer(SHAPE, seed) for seed in (3, 4)]
         self.states: dict[tuple[int, Sequence], State] = {}
         self.state_tokens = [mx.zeros((1,)) for _ in self.layers]

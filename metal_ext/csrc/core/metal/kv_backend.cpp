@@ -111,7 +111,20 @@ void KVBackend::make_slots(size_t count, size_t slot_bytes) {
     throw std::logic_error("the backend has slots already");
   }
   slots_ = std::make_shared<Slots>(*context_, count, slot_bytes, most_bytes_);
-  context_->settle();
+}
+
+size_t KVBackend::commit_slot(size_t slot) {
+  const std::lock_guard lock(mutex_);
+  require_running();
+  if (slots_ == nullptr) {
+    throw std::logic_error("the backend has no slots");
+  }
+  if (slots_->commit(slot) || slots_unsettled_) {
+    slots_unsettled_ = true;  // stays if the device refuses a residency set
+    context_->settle();
+    slots_unsettled_ = false;
+  }
+  return slots_->committed_bytes();
 }
 
 void KVBackend::require_running() const {

@@ -49,8 +49,12 @@ class KVBackend {
   // the dense kind's buffer has no slice left.
   std::shared_ptr<Heap> new_heap();
   std::shared_ptr<AddressRange> new_range();
-  // Allocates state slots. Throws what Slots throws, or std::logic_error at a second call.
+  // Makes state slots without memory. Throws what Slots throws, or std::logic_error at a second
+  // call.
   void make_slots(size_t count, size_t slot_bytes);
+  // Allocates a slot's memory, before a step that uses the slot begins. Returns the bytes of all
+  // slots with memory. Throws what Slots::commit() throws, or std::logic_error without slots.
+  size_t commit_slot(size_t slot);
 
   // Returns a range that this backend made. Throws std::invalid_argument for another range.
   DeviceRange& own(AddressRange& range) const;
@@ -95,6 +99,7 @@ class KVBackend {
   std::shared_ptr<Arena> arena_;            // dense only
   size_t most_bytes_;                       // the bytes of the longest buffer
   std::shared_ptr<Slots> slots_;
+  bool slots_unsettled_ = false;            // whether a buffer of slots may be in no residency set
   mutable std::mutex mutex_;                // guards the two lists below
   std::vector<std::shared_ptr<DeviceHeap>> heaps_;
   std::vector<std::shared_ptr<DeviceRange>> ranges_;

@@ -40,15 +40,21 @@ Slots::Slots(Context& context, size_t count, size_t slot_bytes, size_t most)
     : context_(context),
       slot_bytes_(slot_bytes),
       slots_per_buffer_(per_buffer(context, count, slot_bytes, most)),
-      uses_(count) {
-  for (size_t left = count; left > 0;) {
-    const size_t slots = std::min(left, slots_per_buffer_);
-    buffers_.push_back(make_shared_buffer(context.device.get(), slots * slot_bytes));
-    left -= slots;
+      buffers_((count + slots_per_buffer_ - 1) / slots_per_buffer_),
+      uses_(count) {}
+
+bool Slots::commit(size_t slot) {
+  require_slot(slot);
+  auto& buffer = buffers_[slot / slots_per_buffer_];
+  if (buffer) {
+    return false;
   }
-  for (const auto& buffer : buffers_) {
-    context.residency.add(buffer.get(), buffer->length());
-  }
+  const size_t first = slot - slot % slots_per_buffer_;
+  const size_t slots = std::min(slots_per_buffer_, count() - first);
+  buffer = make_shared_buffer(context_.device.get(), slots * slot_bytes_);
+  context_.residency.add(buffer.get(), buffer->length());
+  committed_bytes_ += buffer->length();
+  return true;
 }
 
 uint64_t Slots::place(size_t slot) const {
@@ -61,10 +67,17 @@ MTL::Buffer* Slots::arena() const {
   return context_.kind == Kind::dense ? buffers_.front().get() : nullptr;
 }
 
+void Slots::require_slot(size_t slot) const {
+  if (slot >= count()) {
+    throw std::out_of_range(name_of_slot(slot) + " of " + std::to_string(count()));
+  }
+}
+
 void Slots::check(const SlotSegment& segment) const {
   const auto require = [this](size_t slot) {
-    if (slot >= count()) {
-      throw std::out_of_range(name_of_slot(slot) + " of " + std::to_string(count()));
+    require_slot(slot);
+    if (!buffers_[slot / slots_per_buffer_]) {
+      throw std::logic_error(name_of_slot(slot) + " has no memory");
     }
   };
   if (segment.read) {

@@ -24,8 +24,9 @@ struct SlotSegment {
   std::vector<Write> writes;   // ascending by rows; the last follows all rows
 };
 
-// A fixed number of state slots, in buffers that stay until shutdown. A slot holds the states of
-// all recurrent layers of one sequence at one position. Only the engine's thread may call methods.
+// A fixed number of state slots, in buffers that are made for their first slot and stay until
+// shutdown. A slot holds the states of all recurrent layers of one sequence at one position. Only
+// the engine's thread may call methods.
 //   buffer 0 | slot 0 | slot 1 | slot 2 |   buffer 1 | slot 3 | slot 4 | ...
 // Rule: a slot is overwritten only after every step that may use the slot has completed. But a
 // sequence may overwrite the slot that it reads, because MLX runs one sequence's steps in order
@@ -33,18 +34,25 @@ struct SlotSegment {
 class Slots {
  public:
   // A buffer has at most `most` bytes. Throws std::invalid_argument unless slot_bytes is a multiple
-  // of 16, std::runtime_error if slots do not fit, std::system_error(ENOMEM) if memory is refused.
+  // of 16, std::runtime_error if slots do not fit.
   Slots(Context& context, size_t count, size_t slot_bytes, size_t most);
+
+  // Makes the buffer of a slot, unless there is one. Returns true if it was made. Throws
+  // std::out_of_range for an unknown slot, std::system_error(ENOMEM) if refused.
+  bool commit(size_t slot);
+  size_t committed_bytes() const { return committed_bytes_; }
 
   size_t count() const { return uses_.size(); }
   size_t slot_bytes() const { return slot_bytes_; }
   // Returns the slot's GPU address, or on the dense kind its offset in the buffer.
   uint64_t place(size_t slot) const;
-  // Returns the one buffer of the dense kind, which kernels bind, or null on other kinds.
+  // Returns the one buffer of the dense kind, which kernels bind, or null on other kinds and
+  // before the first commit().
   MTL::Buffer* arena() const;
 
   // Records the slots that a step uses, and checks the rule. Throws std::out_of_range for an
-  // unknown slot, std::invalid_argument unless writes ascend and the last one is after all rows.
+  // unknown slot, std::invalid_argument unless writes ascend and the last one is after all rows,
+  // std::logic_error for a slot without memory.
   void use(uint64_t epoch, const std::vector<SlotSegment>& segments);
 
   void drop() { buffers_.clear(); }
@@ -56,6 +64,7 @@ class Slots {
     uint64_t read = 0;  // by sequences that do not write the slot
   };
 
+  void require_slot(size_t slot) const;
   void check(const SlotSegment& segment) const;
   // `readers` is {slot: number of segments of this step that read the slot}.
   void check_use(
@@ -64,7 +73,8 @@ class Slots {
   Context& context_;
   const size_t slot_bytes_;
   size_t slots_per_buffer_;
-  std::vector<NS::SharedPtr<MTL::Buffer>> buffers_;
+  std::vector<NS::SharedPtr<MTL::Buffer>> buffers_;  // null before the first use
+  size_t committed_bytes_ = 0;
   std::vector<Use> uses_;
 };
 
