@@ -56,8 +56,11 @@ class KVCacheManager:
             index = self._first.prefixes.index
             self._states = StateCache(pool, index, layout.tokens_per_block)
         self._open: dict[int, OpenSequence] = {}
-        self.releases_memory = self._first.backend.releases is not Releases.NOTHING
+        releases = self._first.backend.releases
+        self.releases_memory = releases is not Releases.NOTHING
         """True if memory can go back to the system before the process ends."""
+        self.releases_at_any_time = releases in (Releases.BLOCKS, Releases.HEAPS)
+        """True if memory can go back to the system while steps run, as on a CPU."""
         self.mapping_waits = 0
         """The number of steps that had to wait for a mapping of memory."""
         self._issued_epoch = self._completed_epoch = 0
@@ -350,6 +353,7 @@ class KVCacheManager:
         for group in self._groups:
             group.allocator.keeps_slack = not short
             group.allocator.spares_heaps = short and not self.releases_memory
+        self._release_slack()
 
     def shut_down(self) -> bool:
         """Shut all backends down. No other call may follow. Return False if the device did not

@@ -347,8 +347,8 @@ class EngineLoop:
 
     def _set_memory_pressure(self, level: int) -> None:
         """Under memory pressure, release unused memory and admit no sequence beside running ones.
-        If memory cannot be released, ignore PressureLevel.WARNING, which macOS often reports."""
-        least = PressureLevel.WARNING if self._kv.releases_memory else PressureLevel.CRITICAL
+        On a GPU, a warning releases only free heaps, because macOS warns of every larger model."""
+        least = PressureLevel.WARNING if self._kv.releases_at_any_time else PressureLevel.CRITICAL
         self._scheduler.holds_back = level >= least
         self._kv.set_memory_pressure(short=level > PressureLevel.NORMAL)
         if self._scheduler.holds_back and self._kv.releases_memory:

@@ -294,7 +294,7 @@ class Simulation:
     @property
     def _holds_back(self) -> bool:
         """Return whether no request may join those that run."""
-        keeps = self._machine.memory.releases is Releases.NOTHING
+        keeps = self._machine.memory.releases in (Releases.NOTHING, Releases.IDLE)
         return self._pressure >= (PressureLevel.CRITICAL if keeps else PressureLevel.WARNING)
 
     def _check_forgotten(self, evicted: int, idle_since: float | None) -> None:
