@@ -14,7 +14,8 @@ import mlx.core as mx
 import metal_ext
 from kvcache.backend import PageBackend
 from kvcache.kv_backends import KVBackend
-from kvcache.layout import KVLayout, KVShape
+from kvcache.layout import KVLayout, KVShape, KVSpec
+from kvcache.metal_backend import WIDE_HEAD
 from kvcache.new_backend import new_backends
 from kvcache.selftest import kernels
 from kvcache.selftest.kernels import KernelChecks, kernel_specs, name_of, product_checks
@@ -39,6 +40,8 @@ MATRICES, SIZE = 8, 4096
 COMMANDS = 600
 # The number of buffers (address ranges of sequences) of a small cache.
 MAX_BUFFERS = 3
+# The K and V whose kernels are tested at each start: MLX has a kernel of its own for such heads.
+WIDE = KVSpec(kernels.KV_HEADS, WIDE_HEAD)
 
 
 class Checks(Protocol):
@@ -73,6 +76,7 @@ def checks_of(
         case SelfTest.KV_BACKEND:
             yield from _on_backend(KVBackendChecks, kv_backend, page_bytes=page_bytes)
             yield from product_checks()
+            yield from _on_kernels(kv_backend, WIDE)
             if size is not None:
                 checks = partial(RealSizeChecks, buffers=size.buffers)
                 yield from _on_backend(checks, kv_backend, page_bytes=page_bytes, size=size)
@@ -85,11 +89,15 @@ def checks_of(
             yield "submit", _measure_submission
         case _:
             assert test is SelfTest.KERNELS
-            new_checks = partial(KernelChecks, on_gpu=kv_backend.on_gpu)
             for spec in kernel_specs(kv_backend.on_gpu):
-                shape = KVShape.uniform(1, spec)
-                for name, check in _on_backend(new_checks, kv_backend, shape, kernels.MAX_TOKENS):
-                    yield f"{name_of(spec)}: {name}", check
+                yield from _on_kernels(kv_backend, spec)
+
+
+def _on_kernels(kv_backend: KVBackend, spec: KVSpec) -> Iterator[NamedCheck]:
+    new_checks = partial(KernelChecks, on_gpu=kv_backend.on_gpu)
+    shape = KVShape.uniform(1, spec)
+    for name, check in _on_backend(new_checks, kv_backend, shape, kernels.MAX_TOKENS):
+        yield f"{name_of(spec)}: {name}", check
 
 
 def _on_backend(

@@ -44,6 +44,10 @@ TOLERANCE = {mx.float32: 0.01, mx.float16: 0.02, mx.bfloat16: 0.06}
 PRODUCT_ROWS = (1, 8, 64)
 INPUTS, OUTPUTS = 1024, 512
 BITS, GROUP = 4, 64
+# The shape of a stack of experts' matrices, and the numbers of pairs of a row and its expert: few,
+# and enough for the kernel that reads an expert's weights once for all of its pairs.
+EXPERTS = (16, 256, 512)
+PAIRS = (8, 128)
 # The allowed error, as a share of the greatest result. A GPU rounds inputs and results to 8 bits,
 # but not sums. On a CPU, MLX computes in float32.
 PRODUCT_TOLERANCE = 0.02
@@ -273,23 +277,50 @@ def _difference(array: mx.array, want: Rows) -> float:
 
 
 def product_checks() -> list[NamedCheck]:
-    """Return a check for each number of rows in ``PRODUCT_ROWS``. MLX chooses a kernel by this
-    number, and some systems compile one of the kernels wrongly."""
-    return [(f"multiply {rows}", partial(_multiply, rows)) for rows in PRODUCT_ROWS]
+    """Return a check for each number of rows in ``PRODUCT_ROWS`` and of pairs in ``PAIRS``. MLX
+    chooses a kernel by this number, and some systems compile one of the kernels wrongly."""
+    return [
+        *((f"multiply {rows}", partial(_multiply, rows)) for rows in PRODUCT_ROWS),
+        *(
+            (f"experts {pairs}{' in order' * ordered}", partial(_multiply_chosen, pairs, ordered))
+            for pairs in PAIRS
+            for ordered in (False, True)
+        ),
+    ]
 
 
 def _multiply(rows: int) -> Result:
     random = np.random.default_rng(rows)
-    dtype = mx.bfloat16 if mx.default_device() == mx.Device(mx.gpu) else mx.float32
-    inputs, weights = (
-        mx.array(random.normal(size=(count, INPUTS)).astype(np.float32)).astype(dtype)
-        for count in (rows, OUTPUTS)
-    )
+    inputs, weights = _drawn(random, rows, INPUTS), _drawn(random, OUTPUTS, INPUTS)
     codes, scales, biases = mx.quantize(weights, group_size=GROUP, bits=BITS)
     got = mx.quantized_matmul(
         inputs, codes, scales, biases, transpose=True, group_size=GROUP, bits=BITS
     )
-    want = _numbers(inputs) @ _unpacked(codes, scales, biases).T
+    return _judged(got, _numbers(inputs) @ _unpacked(codes, scales, biases).T)
+
+
+def _multiply_chosen(pairs: int, ordered: bool) -> Result:
+    """Multiply rows by the matrices of random experts. With ``ordered``, the experts ascend."""
+    random = np.random.default_rng(pairs)
+    inputs = _drawn(random, pairs, 1, EXPERTS[-1])
+    codes, scales, biases = mx.quantize(_drawn(random, *EXPERTS), group_size=GROUP, bits=BITS)
+    experts = random.integers(0, EXPERTS[0], pairs)
+    if ordered:
+        experts.sort()
+    got = mx.gather_qmm(
+        inputs, codes, scales, biases, rhs_indices=mx.array(experts.astype(np.uint32)),
+        transpose=True, group_size=GROUP, bits=BITS, sorted_indices=ordered,
+    )  # fmt: skip
+    weights, rows = _unpacked(codes, scales, biases), _numbers(inputs)
+    return _judged(got, np.stack([x @ weights[e].T for x, e in zip(rows, experts, strict=True)]))
+
+
+def _drawn(random: np.random.Generator, *shape: int) -> mx.array:
+    dtype = mx.bfloat16 if mx.default_device() == mx.Device(mx.gpu) else mx.float32
+    return mx.array(random.normal(size=shape).astype(np.float32)).astype(dtype)
+
+
+def _judged(got: mx.array, want: Rows) -> Result:
     worst = _difference(got, want) / float(np.abs(want).max())
     text = f"differs by {worst:.1e} of the greatest result; {PRODUCT_TOLERANCE} is allowed"
     require(worst <= PRODUCT_TOLERANCE, text)
@@ -299,7 +330,7 @@ def _multiply(rows: int) -> Result:
 def _unpacked(codes: mx.array, scales: mx.array, biases: mx.array) -> Rows:
     """Return the weights ``code * scale + bias``. A word has its first code in the lowest bits."""
     words = np.array(codes)[..., None] >> np.arange(0, 32, BITS, dtype=np.uint32)
-    plain = (words & ((1 << BITS) - 1)).reshape(OUTPUTS, INPUTS // GROUP, GROUP)
+    plain = (words & ((1 << BITS) - 1)).reshape(*scales.shape, GROUP)
     scale, bias = (_numbers(array)[..., None] for array in (scales, biases))
-    weights: Rows = (plain * scale + bias).reshape(OUTPUTS, INPUTS)
+    weights: Rows = (plain * scale + bias).reshape(*codes.shape[:-1], -1)
     return weights

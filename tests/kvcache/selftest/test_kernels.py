@@ -181,9 +181,13 @@ def test_a_system_that_refuses_is_noticed(name: str, answer: bool, step: str) ->
     assert (results[-1].name, results[-1].passed) == (step, False)
 
 
+PRODUCTS = ("multiply 1", "multiply 8", "multiply 64")
+EXPERTS = ("experts 8", "experts 8 in order", "experts 128", "experts 128 in order")
+
+
 def test_this_machines_products_are_right() -> None:
     results = run_checks(product_checks(), lambda _: None)
-    assert [step.name for step in results] == ["multiply 1", "multiply 8", "multiply 64"]
+    assert [step.name for step in results] == [*PRODUCTS, *EXPERTS]
     assert all(step.passed for step in results), results[-1]
     assert all(step.figures["greatest_difference"] < 1e-4 for step in results)
 
@@ -205,3 +209,19 @@ def test_a_kernel_that_is_compiled_wrong_is_noticed(
     step = run_checks(product_checks(), lambda _: None)[-1]
     assert (step.name, step.passed) == (f"multiply {rows}", False)
     assert "of the greatest result; 0.02 is allowed" in step.text
+
+
+@pytest.mark.parametrize("step", EXPERTS)
+def test_a_wrong_kernel_for_experts_is_noticed(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = mx.gather_qmm
+
+    def wrong(inputs: mx.array, *rest: mx.array, sorted_indices: bool, **how: Any) -> mx.array:
+        experts = how["rhs_indices"]
+        if step == f"experts {len(inputs)}{' in order' * sorted_indices}":
+            # The last pair of a tile takes the matrix of the one before.
+            how["rhs_indices"] = mx.concatenate([experts[:7], experts[6:7], experts[8:]])
+        return right(inputs, *rest, sorted_indices=sorted_indices, **how)
+
+    monkeypatch.setattr(mx, "gather_qmm", wrong)
+    result = run_checks(product_checks(), lambda _: None)[-1]
+    assert (result.name, result.passed) == (step, False)

@@ -108,7 +108,7 @@ def test_the_kv_backend_of_this_machine_passes_its_canary(page_bytes: int | None
     assert report.fault == ""
     names = [step.name for step in report.results]
     assert names[0] == "open"
-    assert names[-5:] == ["release", "end", "multiply 1", "multiply 8", "multiply 64"]
+    assert names.index("multiply 1") == names.index("release") + 2
     assert "share" in names
     if page_bytes is not None:
         assert str(page_bytes) in report.results[0].text
