@@ -14,10 +14,10 @@ from engine.models.identity import ModelIdentity
 from engine.models.spec import ModelSpec
 from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.memory import Q4, memory_demand
-from engine.step.loop import Emit, EngineLoop, KVBackendFaults
+from engine.step.loop import WARM_UP_TOKENS, Emit, EngineLoop, KVBackendFaults
 from engine.step.runner import Model, ModelRunner
 from engine.step.scheduler import Scheduler
-from engine.step.token_budget import GPU_TILE_ROWS, TokenBudget
+from engine.step.token_budget import ALONE_TARGETS, CALM_FRACTION, GPU_TILE_ROWS, TokenBudget
 from engine.types import EngineLimits
 from kvcache.backend import PageBackend
 from kvcache.fault_memory import FaultMemory
@@ -36,9 +36,15 @@ from kvcache.memory_budget import (
 )
 from kvcache.new_backend import new_backends, new_states
 
-WARM_UP_PROMPT_TOKENS = 64
 FIRST_BUDGET_TOKENS = 64
 MIN_BUDGET_TOKENS = 16
+# A GPU compiles each variant of a kernel at its first use, in up to 0.2 s. So its warm-up also runs
+# several sequences at once, whose prompts fill no tile; and a prompt with a step of MANY_ROWS, then
+# one of LAST_ROWS, and an answer whose attention combines partial sums.
+WARM_UP_SEQUENCES, SHORT_PROMPT_TOKENS = 8, 9
+MANY_ROWS, LAST_ROWS = 512, 5
+# MANY_ROWS are timed only if they take about so long. On a slower GPU no step is as large.
+LONGEST_TIMED_S = 1.0
 # The GPU's kernels are compiled for these dimensions of attention heads and of delta net heads.
 GPU_HEAD_DIMS = (64, 128, 256)
 GPU_DELTA_DIM = 128
@@ -297,8 +303,9 @@ def assemble(
         keeps_states=memory.layout.shape.slot is not None,
     )
     budget = first_budget(config, GPU_TILE_ROWS if kv_backend.on_gpu else 1)
+    scheduler = Scheduler(kv, limits, budget, config.max_num_batched_tokens, config.max_step_mask_s)
     loop = EngineLoop(
-        Scheduler(kv, limits, budget, config.max_num_batched_tokens, config.max_step_mask_s),
+        scheduler,
         kv,
         ModelRunner(
             model,
@@ -313,23 +320,51 @@ def assemble(
         faults=kv_backend_faults(kv_backend, backends),
     )
     try:
-        loop.warm_up(max(1, min(WARM_UP_PROMPT_TOKENS, limits.max_model_len - 2)))
+        loop.warm_up([max(1, min(FIRST_BUDGET_TOKENS, limits.max_model_len - 2))])
+        if kv_backend.on_gpu:
+            scheduler.budget = warm_up_gpu(loop, scheduler, config)
     except BaseException:
         loop.close()
         raise
     return loop
 
 
-def first_budget(config: EngineConfig, tile: int = 1) -> TokenBudget:
-    """Return a new engine's limit of prompt tokens. The device computes ``tile`` rows together."""
+def first_budget(
+    config: EngineConfig, tile: int = 1, tokens: int = FIRST_BUDGET_TOKENS
+) -> TokenBudget:
+    """Return a new engine's limit of prompt tokens, which starts near ``tokens``. The device
+    computes ``tile`` rows together."""
     maximum = config.max_num_batched_tokens
     return TokenBudget(
         target_s=config.step_time_target_ms / 1000,
         minimum=min(MIN_BUDGET_TOKENS, maximum),
         maximum=maximum,
-        tokens=min(FIRST_BUDGET_TOKENS, maximum),
+        tokens=min(max(MIN_BUDGET_TOKENS, tokens), maximum),
         tile=tile,
     )
+
+
+def warm_up_gpu(loop: EngineLoop, scheduler: Scheduler, config: EngineConfig) -> TokenBudget:
+    """Use all variants of kernels that serving uses, which compiles them. Return a token budget
+    that starts by the measured time of a step."""
+    longest = max(1, loop.limits.max_model_len - 2)
+    many = min(MANY_ROWS, longest, config.max_num_batched_tokens)
+    many = many // GPU_TILE_ROWS * GPU_TILE_ROWS or many
+    few = min(FIRST_BUDGET_TOKENS, many)
+
+    def run(prompts: list[int], answer_tokens: int = WARM_UP_TOKENS) -> float:
+        scheduler.budget = first_budget(config, GPU_TILE_ROWS, many)
+        return loop.warm_up(prompts, answer_tokens)
+
+    rows, seconds = few, run([few], 1)
+    run([min(SHORT_PROMPT_TOKENS, few)] * min(WARM_UP_SEQUENCES, loop.limits.max_num_seqs))
+    run([min(many + LAST_ROWS, longest)])
+    if many * seconds <= few * LONGEST_TIMED_S:
+        rows, seconds = many, run([many], 1)
+    target_rows = int(CALM_FRACTION * config.step_time_target_ms / 1000 * rows / seconds)
+    budget = first_budget(config, GPU_TILE_ROWS, target_rows)
+    budget.alone = first_budget(config, GPU_TILE_ROWS, int(ALONE_TARGETS * target_rows)).tokens
+    return budget
 
 
 def kv_backend_faults(kv_backend: KVBackend, backends: Sequence[PageBackend]) -> KVBackendFaults:

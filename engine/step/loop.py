@@ -220,11 +220,15 @@ class EngineLoop:
         if not self._kv.shut_down():
             log.error("the device did not answer at the end: its memory is left to the system")
 
-    def warm_up(self, prompt_tokens: int) -> None:
-        """Run a first request, to prepare kernels and memory. Raises RuntimeError if it fails."""
+    def warm_up(self, prompts: Sequence[int], answer_tokens: int = WARM_UP_TOKENS) -> float:
+        """Run requests with prompts of these lengths together, to prepare kernels and memory.
+        Return the seconds of the last step. Raises RuntimeError if a request fails."""
         pooling = self.limits.embedding_size is not None
-        params = SamplingParams(max_tokens=0 if pooling else WARM_UP_TOKENS, temperature=0.0)
-        self.mailbox.put(Request(HEALTH_CHECK_ID, (0,) * prompt_tokens, params, pooling=pooling))
+        params = SamplingParams(max_tokens=0 if pooling else answer_tokens, temperature=0.0)
+        for number, length in enumerate(prompts, HEALTH_CHECK_ID):
+            # Prompts that differ share no prefix.
+            ids = (number % self.limits.vocab_size,) * length
+            self.mailbox.put(Request(number, ids, params, pooling=pooling))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
         # Wait until all blocks are free: a block freed after ``evict_prefixes`` would stay cached.
@@ -240,7 +244,9 @@ class EngineLoop:
         broken = [event.message for event in events if event.message]
         if broken:
             raise RuntimeError(f"the model cannot decode: {broken[0]}")
-        assert any(event.finish is not None for event in events), "the first request has not ended"
+        ended = sum(event.finish is not None for event in events)
+        assert ended == len(prompts), "a first request has not ended"
+        return self._pipeline.step_seconds
 
     @property
     def _stalled(self) -> bool:
