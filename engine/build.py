@@ -11,6 +11,7 @@ from engine.figures import MlxMemory
 from engine.machine import MachineMemory, machine_threads
 from engine.models.checkpoint import Checkpoint
 from engine.models.identity import ModelIdentity
+from engine.models.mlx_ops import MlxOps
 from engine.models.spec import ModelSpec
 from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.memory import Q4, memory_demand
@@ -234,6 +235,9 @@ def build_engine(
         workers = metal_ext.CpuWorkers(plan.threads, plan.instruction_set, plan.activations)
     identity = ModelIdentity(plan.checkpoint.path)
     model = load_model(plan.checkpoint, progress, workers)
+    if config.kv_dtype == "float16" and plan.checkpoint.dtype != "F16":
+        assert isinstance(model.ops, MlxOps), "a CPU keeps no float16"
+        model.ops.require_float16_suffices()
     return assemble(
         plan.memory,
         config,

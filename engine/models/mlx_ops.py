@@ -23,6 +23,8 @@ from kvcache.views import KVViews
 # If there are at least this many pairs of a token and an expert, sort them by expert, so that an
 # expert's tokens are multiplied together. mlx-lm does the same (models/switch_layers.py).
 LEAST_SORTED_PAIRS = 64
+# Less than 65504, because bfloat16 rounds the numbers of which K and V are made.
+LARGEST_FLOAT16 = 60000
 
 Gate = Callable[[mx.array, mx.array], mx.array]
 """A function that computes ``silu(gates) * up``."""
@@ -179,6 +181,36 @@ class MlxOps:
             return x + self._mixture(normed, layer.mlp, tensors.mlp)
         assert isinstance(tensors.mlp, DenseTensors)
         return x + self._dense(normed, tensors.mlp)
+
+    def require_float16_suffices(self) -> None:
+        """Raise RuntimeError if a key or a value could exceed float16. The weights decide, not a
+        trial, because a rare token may have the largest key."""
+        if (bound := self.kv_bound()) > LARGEST_FLOAT16:
+            raise RuntimeError(
+                f"the weights allow keys and values up to {bound:.0f}, and float16 has numbers up "
+                "to 65504, so that answers could be wrong: use --kv-dtype auto or bfloat16"
+            )
+
+    def kv_bound(self) -> float:
+        """Return a number that no key and no value of any prompt exceeds, but by rounding. A normed
+        x is at most sqrt(hidden size) long, so a product is at most that times the length of its
+        row of weights (Cauchy and Schwarz)."""
+        bounds = [mx.array(0.0)]
+        for layer, at in self._layers:
+            if not (isinstance(layer.mixer, Attention) and isinstance(at.mixer, AttentionTensors)):
+                continue
+            norm = self._vectors[at.mixer_norm.name].astype(mx.float32)
+            for matrix in at.mixer.queries_keys_values[1:]:
+                stored = self._matrices[matrix.name]
+                rows = stored.dequantized().astype(mx.float32) * norm
+                bound = mx.sqrt(norm.size * mx.square(rows).sum(axis=1))
+                bounds.append((bound if stored.bias is None else bound + mx.abs(stored.bias)).max())
+            if at.mixer.key_norm is not None:
+                weights = self._vectors[at.mixer.key_norm.name]
+                bounds[-2] = layer.mixer.head_dim**0.5 * mx.abs(weights).max()
+            # RoPE rotates pairs of a key's numbers: one may get the length of both.
+            bounds[-2] *= 2**0.5 * max(1.0, layer.mixer.rope.magnitude)
+        return float(mx.stack(bounds).max().item())
 
     def norm(self, x: mx.array) -> mx.array:
         return self._normed(x, self._tensors.norm)
