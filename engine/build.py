@@ -230,6 +230,11 @@ def build_engine(
     """Build the engine on the calling thread. Afterwards only this thread may use MLX."""
     mx.set_default_device(compute_device(plan.kv_backend.kv_backend))
     mx.set_cache_limit(config.mlx_cache_bytes)
+    if plan.on_gpu:
+        # MLX holds the arrays of ten command buffers until they have run, 2 to 3 GiB in a long
+        # prompt. Beyond this limit it waits for the GPU instead (mlx/transforms.cpp).
+        kept_bytes = plan.memory.kv_budget_bytes + plan.memory.state_bytes
+        mx.set_memory_limit(plan.memory.demand.machine_bytes - kept_bytes)
     workers = None
     if not plan.on_gpu:
         workers = metal_ext.CpuWorkers(plan.threads, plan.instruction_set, plan.activations)

@@ -210,7 +210,7 @@ class MlxOps:
                 bounds[-2] = layer.mixer.head_dim**0.5 * mx.abs(weights).max()
             # RoPE rotates pairs of a key's numbers: one may get the length of both.
             bounds[-2] *= 2**0.5 * max(1.0, layer.mixer.rope.magnitude)
-        return float(mx.stack(bounds).max().item())
+        return float(mx.stack(bounds).max())
 
     def norm(self, x: mx.array) -> mx.array:
         return self._normed(x, self._tensors.norm)

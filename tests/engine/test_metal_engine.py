@@ -4,7 +4,7 @@ ordered end of everything."""
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,9 +18,12 @@ from engine.client import EngineClient
 from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
 from engine.models.checkpoint import read_checkpoint
+from engine.models.mlx_ops import MlxOps
+from engine.models.tensors import AttentionTensors
+from engine.models.weights import load_model
 from engine.step.loop import Emit, EngineLoop
 from engine.step.plan import Outcome, StepPlan
-from engine.step.runner import ModelStep
+from engine.step.runner import ModelRunner, ModelStep
 from engine.step.scheduler import Scheduler
 from engine.types import EngineFailedError, FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
@@ -31,7 +34,7 @@ from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import LLAMA3, YARN
 from tests.engines import CONFIG, Answers, Scripted, every_third, greedy, run_dry, started, steps
 from tests.kvcache.managers import epochs_of
-from tests.kvcache.metal_double import Device, install
+from tests.kvcache.metal_double import NO_MEMORY, Device, install
 from tests.models import SMALL, write_model
 from tests.reference import load_reference
 
@@ -61,9 +64,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("metal"), SPEC, seed=5)
 
 
-def metal_loop(folder: Path, kv_backend: KVBackend, emit: Emit, **changes: Any) -> EngineLoop:
+def metal_loop(
+    folder: Path,
+    kv_backend: KVBackend,
+    emit: Emit,
+    *,
+    releases_heaps: bool = False,
+    maps_while_running: bool = True,
+    **changes: Any,
+) -> EngineLoop:
     """changes: fields of EngineConfig."""
-    choice, config = KVBackendChoice(kv_backend, ()), replace(GPU, **changes)
+    choice = KVBackendChoice(
+        kv_backend, (), maps_while_running=maps_while_running, releases_heaps=releases_heaps
+    )
+    config = replace(GPU, **changes)
     plan = plan_engine(config, read_checkpoint(folder), MACHINE, choice)
     return build_engine(plan, config, lambda *_: None, emit)
 
@@ -153,6 +167,31 @@ def test_states_of_recurrent_layers_are_kept_and_shared_as_on_a_cpu(
     loop.close()
 
 
+def test_a_gpu_makes_slots_as_sequences_need_them(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(slot: int) -> int:
+        if made.slots is not None and slot not in made.slots.made:
+            raise NO_MEMORY
+        return warm
+
+    dims: dict[str, Any] = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    folder = write_hybrid(tmp_path, **dims)
+    loop = metal_loop(folder, KVBackend.SPARSE, Answers.empty(), kv_dtype="float16")
+    (made,), slots = device.kv_backends, loop._kv.stats().slots
+    warm = slots.committed_bytes
+    assert 0 < warm < slots.slots * slots.slot_bytes
+    for allowed in (False, True):
+        with monkeypatch.context() as patch:
+            if not allowed:
+                patch.setattr(made, "commit_slot", refuse)
+            for number in range(1 + 20 * allowed, 21 + 20 * allowed):
+                loop.mailbox.put(greedy(number, [number] * 100, 4))
+            run_dry(loop)
+        assert (loop._kv.stats().slots.committed_bytes > warm) == allowed
+    loop.close()
+
+
 def test_a_gpu_has_all_of_the_next_step_before_the_one_in_flight_is_read(
     device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +268,49 @@ def test_fault_25_where_heaps_stay_a_warning_ends_neither_prefixes_nor_company(
     shared = len(prompt) // block * block
     assert loop._scheduler.counters.cached_prompt_tokens - found == 9 * shared
     assert loop._kv.stats().evicted_blocks == evicted
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("kv_backend", "maps_while_running", "overlap"),
+    [
+        (KVBackend.SPARSE, False, False),
+        (KVBackend.SPARSE, False, True),
+        (KVBackend.SPARSE, True, True),
+        (KVBackend.PAGED, True, False),
+        (KVBackend.PAGED, True, True),
+    ],
+)
+def test_fault_25_where_heaps_may_go_a_warning_ends_neither_prefixes_nor_company(
+    device: Device, folder: Path, kv_backend: KVBackend, maps_while_running: bool, overlap: bool
+) -> None:
+    answers = Answers.empty()
+    loop = metal_loop(
+        folder, kv_backend, answers, releases_heaps=True, maps_while_running=maps_while_running,
+        overlap=overlap, idle_release_s=1000.0, free_slack_bytes=1 << 30,
+    )  # fmt: skip
+    for number in range(2, 5):
+        loop.mailbox.put(greedy(number, [number] * 400, 4))
+    run_dry(loop)
+    loop._kv.evict_prefixes()  # which leaves free heaps
+    prompt = list(range(300))
+    loop.mailbox.put(greedy(1, prompt, 4))
+    run_dry(loop)
+    before, found = loop._kv.stats(), loop._scheduler.counters.cached_prompt_tokens
+    shared = 3 * (len(prompt) // before.block_tokens * before.block_tokens)
+    for level, company in ((1, 3), (2, 1)):
+        loop.mailbox.put(SetMemoryPressure(level))
+        for tail in range(3):
+            loop.mailbox.put(greedy(10 * level + tail, [*prompt, tail], 8))
+        most = 0
+        for _ in steps(loop):
+            most = max(most, loop._scheduler.num_running)
+        assert most == company, level
+        after = loop._kv.stats()
+        assert after.committed_bytes < before.committed_bytes, "free heaps went back"
+        assert (after.evicted_blocks > before.evicted_blocks) == (level == 2)
+        if level == 1:
+            assert loop._scheduler.counters.cached_prompt_tokens - found == shared
     loop.close()
 
 
@@ -395,3 +477,154 @@ def test_steps_of_prompts_beside_decoding_are_whole_tiles_of_the_gpu(
     assert {count % 32 for count in rows[1:-1]} == {0}
     assert rows[-2] == 32
     loop.close()
+
+
+# --- the warm-up --------------------------------------------------------------------------------
+
+LARGE: dict[str, Any] = {"max_num_batched_tokens": 2048, "max_model_len": 1024}
+
+
+def watched_steps(monkeypatch: pytest.MonkeyPatch, row_s: float) -> list[StepPlan]:
+    """The plans of all steps, each of which takes a millisecond and a time for each of its rows."""
+    plans: list[StepPlan] = []
+    now, begin = [0.0], ModelRunner.begin
+
+    def watched(runner: ModelRunner, plan: StepPlan, *, overlapped: bool = False) -> Any:
+        plans.append(plan)
+        now[0] += 1e-3 + row_s * sum(entry.count for entry in plan.entries)
+        return begin(runner, plan, overlapped=overlapped)
+
+    monkeypatch.setattr(ModelRunner, "begin", watched)
+    monkeypatch.setattr(engine.build, "EngineLoop", partial(EngineLoop, clock=lambda: now[0]))
+    return plans
+
+
+@pytest.mark.parametrize("kv_backend", KINDS)
+def test_the_warm_up_uses_every_variant_of_a_kernel_that_serving_uses(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch, kv_backend: KVBackend
+) -> None:
+    plans = watched_steps(monkeypatch, 1e-4)
+    loop = metal_loop(folder, kv_backend, Answers.empty(), **LARGE)
+    chunks = [[entry.count for entry in plan.entries] for plan in plans]
+    assert {(64,), (512,), (5,), (1,), (9,) * 8, (1,) * 8} <= set(map(tuple, chunks))
+    longest = max(entry.start for plan in plans for entry in plan.entries if entry.count == 1)
+    assert longest > 256, "attention of one row combines partial sums"
+    assert ("gather" in device.calls) == (kv_backend is KVBackend.PAGED)
+    stats = loop._kv.stats()
+    assert (stats.cached_bytes, stats.num_sequences) == (0, 0)
+    assert loop._scheduler.counters.prompt_tokens == 0
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("row_s", "target_ms", "beside", "alone"),
+    [
+        (1e-4, 100.0, 768, 2048),
+        (1e-3, 100.0, 64, 384),
+        (1e-3, 500.0, 384, 1984),
+        (1e-2, 100.0, 32, 32),
+        (1e-2, 1000.0, 64, 384),
+        (1e-5, 1.0, 64, 320),
+    ],
+)
+def test_a_gpus_first_prompts_are_cut_by_measured_steps(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch, row_s: float, target_ms: float,
+    beside: int, alone: int,
+) -> None:  # fmt: skip
+    plans = watched_steps(monkeypatch, row_s)
+    loop = metal_loop(
+        folder, KVBackend.SPARSE, Answers.empty(), **LARGE, step_time_target_ms=target_ms
+    )
+    budget = loop._scheduler.budget
+    assert (budget.tokens, budget.alone) == (beside, alone)
+    plans.clear()
+    loop.mailbox.put(greedy(1, list(range(400)), 2))
+    run_dry(loop)
+    assert plans[0].entries[0].count == min(alone, 400)
+    loop.close()
+
+
+@pytest.mark.parametrize("changes", [
+    {"max_model_len": 2}, {"max_model_len": 40}, {"max_num_batched_tokens": 1},
+    {"max_num_batched_tokens": 33}, {"max_num_seqs": 1},
+], ids=str)  # fmt: skip
+def test_small_limits_are_warmed_up_as_well(
+    device: Device, folder: Path, changes: dict[str, Any]
+) -> None:
+    loop = metal_loop(folder, KVBackend.PAGED, Answers.empty(), **changes)
+    most = changes.get("max_num_batched_tokens", 64)
+    assert 1 <= loop._scheduler.budget.tokens <= loop._scheduler.budget.alone <= most
+    loop.close()
+
+
+def test_mlx_has_what_k_and_v_leave_of_the_working_set(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+    monkeypatch.setattr(mx, "set_memory_limit", limits.append)
+    loop = metal_loop(folder, KVBackend.SPARSE, Answers.empty(), headroom_bytes=1 << 30)
+    kept = loop._kv.stats().capacity_bytes
+    assert limits == [MACHINE.total_bytes - kept]
+    assert limits[0] > 1 << 30
+    loop.close()
+
+
+# --- K and V in float16 -------------------------------------------------------------------------
+
+
+def scaled(folder: Path, end: str, factor: float) -> Path:
+    """Multiply the tensors whose names end so."""
+    file = str(folder / "model.safetensors")
+    arrays: dict[str, mx.array] = dict(mx.load(file))  # type: ignore[arg-type]
+    assert any(name.endswith(end) for name in arrays)
+    changed = {n: a * factor if n.endswith(end) else a for n, a in arrays.items()}
+    mx.save_safetensors(file, {n: a.astype(mx.bfloat16) for n, a in changed.items()})
+    return folder
+
+
+QWEN2: dict[str, Any] = {"model_type": "qwen2", "architectures": []}
+
+
+@pytest.mark.parametrize(
+    ("fields", "end", "factor"),
+    [
+        ({}, "k_norm.weight", 1e4),
+        ({}, "v_proj.weight", 1e5),
+        ({}, "1.input_layernorm.weight", 1e5),
+        (QWEN2, "k_proj.weight", 1e5),
+        (QWEN2, "0.self_attn.k_proj.bias", 1e7),
+        (QWEN2, "input_layernorm.weight", 1e5),
+    ],
+)
+def test_keys_and_values_that_could_exceed_float16_are_refused_at_the_start(
+    device: Device, tmp_path: Path, fields: dict[str, Any], end: str, factor: float
+) -> None:
+    spec = replace(SPEC, num_key_value_heads=1, num_attention_heads=2) if fields else SPEC
+    folder = write_model(tmp_path, spec, seed=5, dtype="bfloat16", **fields)
+    metal_loop(folder, KVBackend.SPARSE, Answers.empty(), kv_dtype="float16").close()
+    scaled(folder, end, factor)
+    metal_loop(folder, KVBackend.SPARSE, Answers.empty(), kv_dtype="bfloat16").close()
+    with pytest.raises(RuntimeError, match=r"up to \d+, and float16 .* --kv-dtype auto"):
+        metal_loop(folder, KVBackend.SPARSE, Answers.empty(), kv_dtype="float16")
+
+
+@pytest.mark.parametrize("fields", [{}, QWEN2], ids=["norms", "biases"])
+@pytest.mark.parametrize("bits", [None, 4])
+def test_no_key_and_no_value_exceeds_the_bound(
+    device: Device, tmp_path: Path, fields: dict[str, Any], bits: int | None
+) -> None:
+    how: dict[str, Any] = {"dtype": "bfloat16", "bits": bits, "gain": 3.0} | fields
+    checkpoint = read_checkpoint(write_model(tmp_path, SPEC, seed=5, **how))
+    ops = load_model(checkpoint, lambda *_: None, None).ops
+    assert isinstance(ops, MlxOps)
+    largest = 0.0
+    for at in checkpoint.tensors.layers:
+        assert isinstance(at.mixer, AttentionTensors)
+        for matrix in at.mixer.queries_keys_values[1:]:
+            # For each number, the x that lies along its row of weights.
+            rows = ops._matrices[matrix.name].dequantized() * ops._vectors[at.mixer_norm.name]
+            made = ops._multiply(ops._normed(rows.astype(mx.bfloat16), at.mixer_norm), matrix)
+            if at.mixer.key_norm is not None and matrix.name.endswith("k_proj"):
+                made = ops._normed(made.reshape(-1, SPEC.head_dim), at.mixer.key_norm)
+            largest = max(largest, float(mx.abs(made).max()))
+    assert largest <= 1.02 * ops.kv_bound() <= 20 * largest
