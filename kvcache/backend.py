@@ -149,6 +149,10 @@ class PageBackend(Protocol):
     def copied_bytes(self) -> int:
         """The bytes of K and V that ``copy_block`` has copied since the start."""
 
+    @property
+    def late_signals(self) -> int:
+        """The number of mapping points that waited for the signal of a step that had been read."""
+
     def add_heap(self) -> bool:
         """Make a heap with the next number (0, 1, ...). Return False if the system refuses."""
 

@@ -139,6 +139,7 @@ class GroupCache:
             evicted_blocks=self.prefixes.evicted_blocks,
             mapped_blocks=self.buffers.mapped_blocks,
             unmapped_blocks=self.buffers.unmapped_blocks,
+            late_signals=self.backend.late_signals,
         )
 
     def check_invariants(self, sequences: list[CachedSequence]) -> None:

@@ -204,6 +204,10 @@ class MetalBackend(NativeMemory):
         self._faults = FaultMemory(KVBackend((kind, True)))
         self._survived: set[Act] = set()
 
+    @property
+    def late_signals(self) -> int:
+        return self._kv_backend.late_signals
+
     def commit_heap(self, heap: int) -> bool:
         if heap not in self._released:
             return True

@@ -43,6 +43,10 @@ class NativeMemory:
     def copied_bytes(self) -> int:
         return self._copies.bytes
 
+    @property
+    def late_signals(self) -> int:
+        return 0
+
     def add_heap(self) -> bool:
         try:
             self._heaps.append(self._new_heap())

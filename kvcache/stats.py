@@ -58,6 +58,8 @@ class KVStats:
     mapped_blocks: int
     """The number of times that a block was mapped in a buffer since the start."""
     unmapped_blocks: int
+    late_signals: int = 0
+    """The number of mapping points that waited for the signal of a step that had been read."""
     slots: SlotStats = NO_SLOTS
 
     @property

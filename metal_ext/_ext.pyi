@@ -346,6 +346,9 @@ class MetalKVBackend:
     def completed_epoch(self) -> int:
         """The newest epoch up to which all steps have completed, or 0 at first."""
     @property
+    def late_signals(self) -> int:
+        """The number of mapping points that waited for a step's signal, up to a second."""
+    @property
     def buffers_per_range(self) -> int: ...
     @property
     def failure(self) -> str:

@@ -46,6 +46,7 @@ POOL_COUNTERS = {
         "KV cache blocks that were unmapped from a sequence's address range, counted once for all "
         "layers"
     ),
+    "late_signals": "Pauses for mapping that waited for the GPU's signal of a step that was read",
 }
 POOL_GAUGES = {
     "capacity": (

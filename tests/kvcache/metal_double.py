@@ -272,6 +272,7 @@ class KVBackend:
         self.slots: Slots | None = None
         self.open_epochs: set[int] = set()
         self.completed_epoch = 0
+        self.late_signals = 0
         self.ended = False
         self._device = device
         device.kv_backends.append(self)

@@ -70,6 +70,7 @@ class StrictMemory:
     """Buffers in which the cache may map a block."""
     name: str = "strict"
     copied_bytes: int = 0
+    late_signals: int = 0
     copies: int = 0
     points: int = 0
     """Mapping points at which anything was mapped or unmapped."""

@@ -153,6 +153,7 @@ TEST("nothing is mapped, unmapped or released while a step is in flight, whateve
   const auto idle = quiet.bench.kv_backend->new_heap();
   quiet.map(*quiet.other, 1, 0);
   const auto step = quiet.begin();
+  quiet.bench.machine.freeze(true);  // a step that ends soon would be waited for
   const std::string in_flight = "while epoch 1 is in flight";
   CHECK(throws<std::logic_error>("blocks cannot be mapped " + in_flight, [&] {
     quiet.map(*quiet.other, 2, 1);
@@ -167,6 +168,7 @@ TEST("nothing is mapped, unmapped or released while a step is in flight, whateve
     idle->release(0, 4);
   }));
   CHECK(idle->committed_bytes() > 0);
+  quiet.bench.machine.freeze(false);
   quiet.finish(step);
   quiet.map(*quiet.other, 2, 1);
   idle->release(0, 4);
@@ -181,7 +183,9 @@ TEST("memory that a step in flight reads through its own addresses is not unmapp
   quiet.other->map(quiet.heap, 0, 0, 1, false);
   quiet.finish();
   const auto step = quiet.bench.step({{quiet.one.get(), 1, {1}, {}}});
+  quiet.bench.machine.freeze(true);
   CHECK(throws<std::logic_error>("while epoch 2", [&] { quiet.other->unmap(0, 1); }));
+  quiet.bench.machine.freeze(false);
   quiet.finish(step);
 }
 

@@ -11,6 +11,8 @@ namespace {
 
 // The time between checks for an abandoned step, which signals no event that would end a wait.
 constexpr std::chrono::milliseconds kLookAgain{20};
+// The longest time from the end of a step, as MLX sees it, to the signal of the step's epoch.
+constexpr std::chrono::seconds kLateSignal{1};
 
 }  // namespace
 
@@ -26,13 +28,25 @@ uint64_t Epochs::start() {
 }
 
 Epochs::Pause Epochs::pause(const std::string& what) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  if (completed_locked() < started_) {
+    ++late_signals_;
+    const uint64_t newest = started_;
+    lock.unlock();
+    wait(newest, kLateSignal);
+    lock.lock();
+  }
   if (const uint64_t completed = completed_locked(); completed < started_) {
     throw std::logic_error(
         what + " while epoch " + std::to_string(completed + 1) + " is in flight");
   }
   ++pauses_;
   return Pause(this);
+}
+
+uint64_t Epochs::late_signals() const {
+  const std::lock_guard lock(mutex_);
+  return late_signals_;
 }
 
 void Epochs::resume() {

@@ -38,8 +38,11 @@ class Epochs {
   void abandon(uint64_t epoch);
   // Calls body while no step runs and none can start. Returns false if steps run all the time.
   bool while_idle(std::chrono::nanoseconds timeout, const std::function<void()>& body);
-  // Keeps steps from starting. Throws std::logic_error with the text `what` if a step runs.
+  // Keeps steps from starting. Waits up to a second for the signal of the last step, which the
+  // engine may have read already. Then throws std::logic_error with the text `what` if a step runs.
   Pause pause(const std::string& what);
+  // Returns how often pause() has waited.
+  uint64_t late_signals() const;
 
  private:
   void resume();
@@ -48,6 +51,7 @@ class Epochs {
   NS::SharedPtr<MTL::SharedEvent> event_;
   mutable std::mutex mutex_;
   uint64_t started_ = 0;
+  uint64_t late_signals_ = 0;
   size_t pauses_ = 0;
   mutable uint64_t completed_ = 0;
   mutable std::set<uint64_t> abandoned_;  // abandoned epochs above completed_
