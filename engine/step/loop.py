@@ -306,7 +306,8 @@ class EngineLoop:
         for step in retired:
             if isinstance(step, CompletedStep):
                 budget, plan = self._scheduler.budget, step.plan
-                budget.observe(plan.prefill_tokens, step.seconds, decoding=plan.decodes)
+                prefill, seconds = plan.prefill_tokens, step.seconds
+                budget.observe(prefill, seconds, decoding=plan.decodes, pairs=plan.pairs)
                 events += self._scheduler.commit(step.plan, step.outcomes)
                 self._health_check.observe(step.outcomes)
             elif isinstance(step, CancelledStep):

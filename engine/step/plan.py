@@ -124,6 +124,12 @@ class StepPlan:
         return sum(entry.count for entry in self.entries if entry.count > 1)
 
     @property
+    def pairs(self) -> int:
+        """The number of pairs of a token in a chunk of a prompt and a token before it."""
+        chunks = [entry for entry in self.entries if entry.count > 1]
+        return sum(e.count * e.start + e.count * (e.count - 1) // 2 for e in chunks)
+
+    @property
     def decodes(self) -> bool:
         """Return True if any entry computes a single token, as sequences that generate do."""
         return bool(self.entries) and self.entries[0].count == 1

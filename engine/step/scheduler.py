@@ -377,15 +377,20 @@ class Scheduler:
     def _plan_chunks(self, entries: list[PlanEntry]) -> None:
         """Add entries for chunks of prompts, in order, within the token budget."""
         decoding = any(sequence.num_generated for sequence in self._running)
-        room = self.budget.room(decoding=decoding, rows=len(entries))
-        room = min(room, self._max_batched_tokens - len(entries))
+        room: float = self.budget.room(decoding=decoding)
+        rows = num_decoding = len(entries)
         done = {entry.seq_id for entry in entries} | self._resting
         for sequence in self._running:
-            if room <= 0:
+            if room <= 0 or rows >= self._max_batched_tokens:
                 return
             has_more = sequence.num_uncomputed and sequence.seq_id not in done
             if has_more and not self.sharing.waits_for_owner(sequence):
-                room -= self._plan_chunk(sequence, room, entries)
+                start = sequence.num_scheduled
+                fit = self.budget.chunk(room, start, rows, first=rows == num_decoding)
+                fit = min(fit, self._max_batched_tokens - rows)
+                count = self._plan_chunk(sequence, fit, entries) if fit > 0 else 0
+                room -= count * self.budget.weight(start, count)
+                rows += count
 
     def _plan_chunk(self, sequence: Sequence, room: int, entries: list[PlanEntry]) -> int:
         """Add an entry for at most ``room`` tokens of a prompt; return the number of tokens."""

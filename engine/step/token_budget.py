@@ -1,4 +1,8 @@
-"""Limits the prompt tokens of a step, so that steps take about their target time."""
+"""Limits the prompt tokens of a step, so that steps take about their target time.
+
+A prompt token behind a long context takes longer than one at the start, because it attends to more
+tokens. So limits count tokens without context, and a token behind ``n`` others counts as
+``1 + pair_cost * n`` of them. ``pair_cost`` is learnt from the times of full steps."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,6 +18,13 @@ ALONE_TARGETS = 5.0
 MAX_SLOWDOWN = 3.0
 # The weight of the newest step in the moving average of the times of steps without prompts.
 NEWEST_WEIGHT = 0.2
+# Steps whose mean context is shorter than SHORT_CONTEXT, and steps whose mean context is LONG_CONTEXT
+# or longer, measure the cost of a pair together.
+SHORT_CONTEXT, LONG_CONTEXT = 2048, 8192
+# From this weight of a token on, attention takes most of a step's time, and its rows have no tiles.
+ATTENTION_WEIGHT = 2.0
+# The weight of the newest step in both of these measurements.
+LEARNT_WEIGHT = 0.5
 # The number of token rows that MLX's kernels compute together on a GPU. Fewer rows take the same
 # time (mlx/backend/metal/quantized.cpp).
 GPU_TILE_ROWS = 32
@@ -30,10 +41,16 @@ class TokenBudget:
     """The limit of prompt tokens in a step in which sequences also generate tokens."""
     tile: int = 1
     """The number of token rows (a tile) that the device computes together."""
+    pair_cost: float = 0.0
+    """The time of attending to one earlier token, divided by a token's time without context."""
     alone: int = field(init=False)
     """The limit of prompt tokens in a step that only computes prompts."""
     decoding_s: float = field(default=0.0, init=False)
     """The mean time of steps without prompt tokens; 0 before the first one."""
+    token_s: float = field(default=0.0, init=False)
+    """The mean time of a prompt token in short contexts; 0 before it is measured."""
+    context: float = field(default=0.0, init=False)
+    """The mean number of tokens to which ``token_s`` attends."""
 
     def __post_init__(self) -> None:
         assert 1 <= self.minimum <= self.tokens <= self.maximum
@@ -44,35 +61,77 @@ class TokenBudget:
         self.minimum = min(self.maximum, math.ceil(self.minimum / self.tile) * self.tile)
         self.tokens = self.alone = self._bounded(self.tokens)
 
-    def room(self, *, decoding: bool, rows: int = 0) -> int:
-        """Return the number of prompt tokens to add to a step that has ``rows`` tokens already. The
-        number is the limit, rounded so that all tokens of the step together fill whole tiles."""
-        budget, begun = self.tokens if decoding else self.alone, rows % self.tile
-        return budget - begun if 2 * begun <= self.tile else budget + self.tile - begun
+    def room(self, *, decoding: bool) -> int:
+        """Return the limit of a step's prompt tokens, counted as tokens without context."""
+        return self.tokens if decoding else self.alone
 
-    def observe(self, prefill_tokens: int, seconds: float, *, decoding: bool = True) -> None:
-        """Adjust the limits to a step's time. With ``decoding``, the step also generated tokens."""
+    def weight(self, start: int, count: float) -> float:
+        """Return as how many tokens each of ``count`` tokens behind ``start`` others counts."""
+        return 1 + self.pair_cost * (start + count / 2)
+
+    def chunk(self, room: float, start: int, rows: int = 0, *, first: bool = True) -> int:
+        """Return the number of prompt tokens behind ``start`` others to add to a step that has
+        ``rows`` tokens already. ``room`` is the limit that is left. Unless attention takes most of
+        the time, the number is moved up or down to the nearest number that makes the last tile
+        full. The step's ``first`` chunk has more than one token, as entries of one token count as
+        generated ones."""
+        weight = self.weight(start, room / self.weight(start, 0))
+        fit = int(room / weight)
+        if weight > ATTENTION_WEIGHT:
+            return max(fit, 2 if first else 0)
+        begun = (rows + fit) % self.tile
+        fit += -begun if 2 * begun <= self.tile else self.tile - begun
+        return max(fit, self.tile - rows % self.tile if first else 0)
+
+    def observe(
+        self, prefill_tokens: int, seconds: float, *, decoding: bool = True, pairs: int = 0
+    ) -> None:
+        """Adjust the limits to a step's time. With ``decoding``, the step also generated tokens.
+        ``pairs`` counts each prompt token with each token before it."""
         if seconds <= 0:
             return
         if prefill_tokens == 0:
             weight = NEWEST_WEIGHT if self.decoding_s else 1.0
             self.decoding_s += weight * (seconds - self.decoding_s)
-        elif decoding:
+            return
+        limit, context = self.room(decoding=decoding), pairs / prefill_tokens
+        weight = 1 + self.pair_cost * context
+        tile = self.tile if weight <= ATTENTION_WEIGHT else 1
+        full = (prefill_tokens + tile) * weight > limit
+        if full and prefill_tokens >= self.tile:
+            others_s = min(self.decoding_s, seconds / 2) if decoding else 0.0
+            self._learn(context, (seconds - others_s) / prefill_tokens)
+        cost = prefill_tokens + self.pair_cost * pairs  # by what was just learnt
+        if decoding:
             target_s = max(self.target_s, MAX_SLOWDOWN * self.decoding_s)
-            self.tokens = self._steered(self.tokens, prefill_tokens, target_s / seconds)
+            self.tokens = self._steered(limit, cost, target_s / seconds, full=full)
         else:
             target_s = ALONE_TARGETS * self.target_s
-            self.alone = self._steered(self.alone, prefill_tokens, target_s / seconds)
+            self.alone = self._steered(limit, cost, target_s / seconds, full=full)
 
-    def _steered(self, tokens: int, prefill_tokens: int, ratio: float) -> int:
-        """Return the new limit. ``ratio`` is the step's target time divided by its real time."""
-        budget: float = tokens
+    def _learn(self, context: float, token_s: float) -> None:
+        """Adjust the measured costs to a step whose prompt tokens took ``token_s`` each, behind
+        ``context`` others on average."""
+        if context < SHORT_CONTEXT:
+            weight = LEARNT_WEIGHT if self.token_s else 1.0
+            self.token_s += weight * (token_s - self.token_s)
+            self.context += weight * (context - self.context)
+        elif context >= LONG_CONTEXT and self.token_s:
+            # Both times are of the form a * (1 + pair_cost * context).
+            ratio = max(1.0, token_s / self.token_s)
+            pair_cost = (ratio - 1) / max(context - ratio * self.context, context / 2)
+            self.pair_cost += LEARNT_WEIGHT * (pair_cost - self.pair_cost)
+
+    def _steered(self, limit: int, cost: float, ratio: float, *, full: bool) -> int:
+        """Return the new limit. ``cost`` is that of the step's prompt tokens, ``ratio`` the step's
+        target time divided by its real time."""
+        budget: float = limit
         if ratio < 1:
             # Only prompt tokens can be cut, so they must make up for the whole excess.
-            budget = max(prefill_tokens, self.minimum) * ratio
-        elif prefill_tokens > tokens - self.tile and ratio > 1 / CALM_FRACTION:
-            longest = max(tokens * MAX_GROWTH, tokens + self.tile)
-            budget = min(tokens * ratio * CALM_FRACTION, longest)
+            budget = max(cost, self.minimum) * ratio
+        elif full and ratio > 1 / CALM_FRACTION:
+            longest = max(limit * MAX_GROWTH, limit + self.tile)
+            budget = min(limit * ratio * CALM_FRACTION, longest)
         return self._bounded(budget)
 
     def _bounded(self, tokens: float) -> int:

@@ -156,6 +156,16 @@ def test_decoding_goes_first_and_prompts_fill_what_is_left() -> None:
     assert run_step(s)[0] == [(1, 3, 1), (2, 4, 1), (3, 8, 8)]
 
 
+def test_a_chunk_is_smaller_behind_a_long_context_and_leaves_the_rest_to_others() -> None:
+    s, _ = scheduler(budget=16)
+    s.budget.pair_cost = 0.05
+    s.add(request(1, prompt=40))
+    assert run_step(s)[0] == [(1, 0, 11)]
+    s.add(request(2, prompt=40))
+    assert run_step(s)[0] == [(2, 0, 1), (1, 11, 8)]
+    assert run_step(s)[0] == [(2, 1, 1), (1, 19, 7)]
+
+
 def test_several_prompts_share_a_step() -> None:
     s, _ = scheduler(budget=16)
     for number, length in ((1, 5), (2, 6), (3, 30)):

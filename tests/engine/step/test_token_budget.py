@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from engine.step.token_budget import (
@@ -142,13 +144,90 @@ def test_a_step_whose_last_tile_is_not_full_was_a_full_step() -> None:
 )
 def test_rows_that_decode_and_a_chunk_are_whole_tiles_together(rows: int, room: int) -> None:
     b = tiled(tokens=64)
-    assert b.room(decoding=True, rows=rows) == b.room(decoding=False, rows=rows) == room
+    assert (
+        b.chunk(b.room(decoding=True), 0, rows) == b.chunk(b.room(decoding=False), 0, rows) == room
+    )
 
 
 def test_a_limit_that_is_no_whole_tile_is_rounded_down_and_one_below_a_tile_holds() -> None:
     assert (tiled(maximum=100).maximum, tiled(maximum=31, tokens=20).maximum) == (96, 31)
-    assert tiled(maximum=31, tokens=20).room(decoding=True) == 31
+    assert tiled(maximum=31, tokens=20).chunk(31, 0) == 32, "the scheduler's own limit cuts it"
 
 
 def test_where_rows_are_computed_one_by_one_any_number_is_a_budget() -> None:
-    assert [budget(tokens=61).room(decoding=True, rows=rows) for rows in (0, 7)] == [61, 61]
+    assert [budget(tokens=61).chunk(61, 0, rows) for rows in (0, 7)] == [61, 61]
+
+
+def test_what_is_left_behind_another_chunk_fills_the_tile_or_is_nothing() -> None:
+    b = tiled(tokens=64)
+    assert b.chunk(54, 0, 10, first=False) == 54
+    assert b.chunk(16, 0, 64, first=False) == 0
+    assert b.chunk(2.5, 0, 75, first=False) == 0, "a few rows more than full tiles"
+    b.pair_cost = 1e-4
+    assert b.chunk(100, 100_000, 75, first=False) == 9, "attention has no tiles"
+    assert [b.chunk(5, 100_000, first=first) for first in (True, False)] == [2, 0]
+
+
+# --- contexts ---------------------------------------------------------------------------------
+
+CONTEXTS = (0, 10_000, 100_000, 260_000)
+# Seconds of a token without context, and of attending to one token, of small to large models.
+DEVICES = [(2e-4, 5e-8), (6e-4, 4e-8), (3e-4, 3e-8), (5e-3, 1.5e-7), (1e-3, 0.0), (1e-4, 2e-8)]
+
+
+class ModelledDevice:
+    """A device whose steps of prompts take rows x (a + b x context), ``a`` for whole tiles."""
+
+    def __init__(self, token_s: float, pair_s: float, tile: int = 1) -> None:
+        self.token_s, self.pair_s = token_s, pair_s
+        self.budget = TokenBudget(0.1, 16, 2048, 64, tile=tile)
+
+    def prompt(self, start: int, tokens: int, *, beside_s: float = 0.0) -> float:
+        """Compute a prompt's tokens behind cached ones; return the time of the longest step.
+        beside_s: the time that sequences that generate take in each step."""
+        times, decoding, end = [], beside_s > 0, start + tokens
+        while start < end:
+            room = self.budget.room(decoding=decoding)
+            count = min(self.budget.chunk(room, start, int(decoding)), end - start)
+            pairs = count * start + count * (count - 1) // 2
+            rows = math.ceil(count / self.budget.tile) * self.budget.tile
+            times.append(beside_s + rows * self.token_s + pairs * self.pair_s)
+            self.budget.observe(count, times[-1], decoding=decoding, pairs=pairs)
+            start += count
+        return max(times)
+
+
+@pytest.mark.parametrize("tile", [1, 32])
+@pytest.mark.parametrize(("token_s", "pair_s"), DEVICES)
+def test_the_pause_keeps_to_the_target_behind_any_context(
+    token_s: float, pair_s: float, tile: int
+) -> None:
+    device = ModelledDevice(token_s, pair_s, tile)
+    device.prompt(0, 262_144)  # what is behind cached tokens was computed once
+    # A tile of products cannot be cut.
+    slack, tile_s = (1.1, 0.0) if tile == 1 else (1.5, tile * token_s)
+    for context in (*CONTEXTS, *reversed(CONTEXTS)):
+        assert device.prompt(context, 600) <= slack * ALONE_TARGETS * 0.1 + tile_s, context
+    device.prompt(0, 50_000, beside_s=0.02)
+    for context in (*CONTEXTS, *reversed(CONTEXTS)):
+        assert device.prompt(context, 600, beside_s=0.02) <= slack * 0.1 + tile_s, context
+
+
+@pytest.mark.parametrize(("token_s", "pair_s"), DEVICES)
+def test_the_cost_of_a_context_is_learnt_and_leaves_the_limit_of_short_prompts(
+    token_s: float, pair_s: float
+) -> None:
+    device = ModelledDevice(token_s, pair_s)
+    device.prompt(0, 262_144)
+    assert device.budget.pair_cost == pytest.approx(pair_s / token_s, rel=0.05)
+    before = device.budget.alone
+    device.prompt(260_000, 2000)
+    assert device.budget.alone >= 0.9 * before
+
+
+def test_a_small_step_teaches_nothing() -> None:
+    b = budget(tokens=100)
+    b.observe(20, 0.4, pairs=20 * 100_000, decoding=False)
+    b.observe(20, 0.1, decoding=False)
+    b.observe(100, 0.1, pairs=100 * 100_000, decoding=False)
+    assert (b.pair_cost, b.token_s) == (0.0, 0.0), "no token in a short context was measured"
