@@ -1,5 +1,6 @@
 """Builds an engine: plans its memory first, then creates its parts on the engine's thread."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,6 +9,7 @@ import mlx.core as mx
 import metal_ext
 from engine.config import Activations, EngineConfig
 from engine.figures import MlxMemory
+from engine.journal import Journal
 from engine.machine import MachineMemory, machine_threads
 from engine.models.checkpoint import Checkpoint
 from engine.models.identity import ModelIdentity
@@ -15,13 +17,11 @@ from engine.models.mlx_ops import MlxOps
 from engine.models.spec import ModelSpec
 from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.memory import Q4, memory_demand
-from engine.step.loop import WARM_UP_TOKENS, Emit, EngineLoop, KVBackendFaults
+from engine.step.loop import WARM_UP_TOKENS, Emit, EngineLoop
 from engine.step.runner import Model, ModelRunner
 from engine.step.scheduler import Scheduler
 from engine.step.token_budget import ALONE_TARGETS, CALM_FRACTION, GPU_TILE_ROWS, TokenBudget
 from engine.types import EngineLimits
-from kvcache.backend import PageBackend
-from kvcache.fault_memory import FaultMemory
 from kvcache.kv_backends import KVBackend, KVBackendChoice
 from kvcache.layout import KVFormat, KVShape, LayoutError
 from kvcache.manager import KVCacheManager
@@ -36,6 +36,8 @@ from kvcache.memory_budget import (
     smallest_context,
 )
 from kvcache.new_backend import new_backends, new_states
+
+log = logging.getLogger(__name__)
 
 FIRST_BUDGET_TOKENS = 64
 MIN_BUDGET_TOKENS = 16
@@ -225,9 +227,10 @@ def kv_shape(config: EngineConfig, checkpoint: Checkpoint, kv_backend: KVBackend
 
 
 def build_engine(
-    plan: EnginePlan, config: EngineConfig, progress: Progress, emit: Emit
+    plan: EnginePlan, config: EngineConfig, progress: Progress, emit: Emit, key: bytes = b""
 ) -> EngineLoop:
-    """Build the engine on the calling thread. Afterwards only this thread may use MLX."""
+    """Build the engine on the calling thread. Afterwards only this thread may use MLX. A GPU's
+    engine remembers requests at its failures by digests under ``key``; b"" remembers none."""
     mx.set_default_device(compute_device(plan.kv_backend.kv_backend))
     mx.set_cache_limit(config.mlx_cache_bytes)
     if plan.on_gpu:
@@ -243,6 +246,12 @@ def build_engine(
     if config.kv_dtype == "float16" and plan.checkpoint.dtype != "F16":
         assert isinstance(model.ops, MlxOps), "a CPU keeps no float16"
         model.ops.require_float16_suffices()
+    digest = identity.digest(plan.arithmetic)
+    journal = Journal(plan.kv_backend.kv_backend, digest, key)
+    # Memory is planned for all that is configured: what a gentler engine spares stays free.
+    config, warning = journal.gentler(config)
+    if warning:
+        log.warning(warning)
     return assemble(
         plan.memory,
         config,
@@ -250,12 +259,13 @@ def build_engine(
         plan.checkpoint.vocab_size,
         plan.kv_backend.kv_backend,
         workers,
-        identity.digest(plan.arithmetic),
+        digest,
         emit,
         maps_while_running=plan.kv_backend.maps_while_running,
         releases_heaps=plan.kv_backend.releases_heaps,
         embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
         weights=model.weights,
+        journal=journal,
     )
 
 
@@ -277,6 +287,7 @@ def assemble(
     releases_heaps: bool = False,
     embedding_size: int | None = None,
     weights: Sequence[mx.array] = (),
+    journal: Journal | None = None,
 ) -> EngineLoop:
     """Return an engine for ``model`` after a warm-up request.
 
@@ -326,7 +337,7 @@ def assemble(
         config,
         emit=emit,
         mlx_memory=mlx_memory,
-        faults=kv_backend_faults(kv_backend, backends),
+        journal=journal,
     )
     try:
         loop.warm_up([max(1, min(FIRST_BUDGET_TOKENS, limits.max_model_len - 2))])
@@ -374,16 +385,6 @@ def warm_up_gpu(loop: EngineLoop, scheduler: Scheduler, config: EngineConfig) ->
     budget = first_budget(config, GPU_TILE_ROWS, target_rows)
     budget.alone = first_budget(config, GPU_TILE_ROWS, int(ALONE_TARGETS * target_rows)).tokens
     return budget
-
-
-def kv_backend_faults(kv_backend: KVBackend, backends: Sequence[PageBackend]) -> KVBackendFaults:
-    """Return a recorder of faults of a GPU's memory. After a fault, later starts choose a safer
-    backend. On a CPU the recorder does nothing, because no backend is safer."""
-    if not kv_backend.on_gpu:
-        return KVBackendFaults()
-    return KVBackendFaults(
-        lambda: [backend.completed_ticket() for backend in backends], FaultMemory(kv_backend).record
-    )
 
 
 def mlx_memory() -> MlxMemory:

@@ -40,6 +40,7 @@ from engine.types import (
     TokenEvent,
 )
 from kvcache.backend import BackendFailedError
+from kvcache.gpu_failures import GPUFailure
 
 
 @dataclass(slots=True)
@@ -211,9 +212,9 @@ class EngineClient:
     def declare_dead(self) -> None:
         """End all streams with an error, because a step hangs. Any thread may call this."""
         assert self._loop is not None
-        self._hung_behind = self._loop.faults.find()
+        self._hung_behind = self._loop.record_hang()
         self._failure = EngineStuckError()
-        self._call_soon(self._fail_all, ENGINE_ENDED)
+        self._call_soon(self._fail_all, self.failure)
 
     def end_all(self, message: str) -> None:
         """End all requests with the error ``message``, and admit no more requests."""
@@ -250,7 +251,15 @@ class EngineClient:
     @property
     def kv_backend_failed(self) -> bool:
         """Return True if a fault of the memory for K and V ended the engine or its start."""
-        return isinstance(self._hung_behind or self._failure, BackendFailedError)
+        error = self._hung_behind or self._failure
+        named = GPUFailure.of(str(error))
+        return isinstance(error, BackendFailedError) and named in (None, GPUFailure.KV_MEMORY)
+
+    @property
+    def failure(self) -> str:
+        """The reason for clients that the engine has ended, and what to do if that is known."""
+        named = GPUFailure.of(str(self._hung_behind or self._failure))
+        return ENGINE_ENDED if named is None else f"{ENGINE_ENDED}: {named.advice}"
 
     @property
     def limits(self) -> EngineLimits:
@@ -385,7 +394,7 @@ class EngineClient:
         except BaseException as error:
             log.exception("the engine has failed; %s", self._loop.last_stats())
             self._failure = error
-        self._call_soon(self._fail_all, ENGINE_ENDED)
+        self._call_soon(self._fail_all, self.failure)
         self._loop.close()
 
     def _emit(self, events: list[TokenEvent]) -> None:

@@ -118,9 +118,11 @@ def machine_kv_backend(
     )
     choice = choose_release(choice, release_heaps, partial(has_passed, SelfTest.RELEASE))
     choice = choose_mapping(choice, map_while_running, partial(has_passed, SelfTest.STRESS))
-    if choice.kv_backend.on_gpu and (warning := wheel_warning(this_machine().processor)):
-        return replace(choice, warnings=(*choice.warnings, warning))
-    return choice
+    if not choice.kv_backend.on_gpu:
+        return choice
+    crash = FaultMemory(choice.kv_backend).warning()
+    more = filter(None, (crash, wheel_warning(this_machine().processor)))
+    return replace(choice, warnings=(*choice.warnings, *more))
 
 
 def metal_device() -> MetalDevice | None:

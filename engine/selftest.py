@@ -23,7 +23,7 @@ from engine.machine import (
     pressure_source,
     raise_descriptor_limit,
 )
-from kvcache.fault_memory import Act, FaultMemory
+from kvcache.fault_memory import Act, FaultMemory, forget_deaths
 from kvcache.kv_backends import (
     NO_DEVICE,
     NO_METAL,
@@ -216,6 +216,10 @@ def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> 
         if kv_backend.on_gpu:
             missing = no_metal if device is None else "; ".join(device.missing[kv_backend.setting])
         reports[kv_backend] = _check_kv_backend(kv_backend, missing, options, progress)
+    on_gpu = [report for report in reports.values() if report.kv_backend.on_gpu]
+    if options.forget_faults or any(report.tests and not report.fault for report in on_gpu):
+        with suppress(OSError):
+            forget_deaths()
     config = options.config
     chosen: KVBackend | None = None
     maps_while_running: bool | None = None
@@ -267,7 +271,7 @@ def _check_kv_backend(
     memory = FaultMemory(kv_backend)
     report = KVBackendReport(kv_backend, missing, faults=memory.found())
     if options.forget_faults:
-        _forget(memory, kv_backend)
+        _forget(memory, kv_backend, stressed=True)
     if not missing:
         _run_tests(report, memory, options, progress)
     report.releases_heaps = not kv_backend.on_gpu or has_passed(SelfTest.RELEASE, kv_backend)
@@ -292,11 +296,14 @@ def _run_tests(
     report.tests[SelfTest.KERNELS] = run_selftest(SelfTest.KERNELS, kv_backend)
     if report.fault:
         return
-    _forget(memory, kv_backend)
+    # There is no stress test of dense buffers, because nothing is mapped in them.
+    _forget(memory, kv_backend, stressed=kv_backend.is_dense)
     if options.stress and not kv_backend.is_dense:
         progress(f"{kv_backend}: mappings under running commands")
         with memory.intent(Act.STRESS):
             stress = run_selftest(SelfTest.STRESS, kv_backend, pages, limit_s=STRESS_LIMIT_S)
+        if stress.passed:
+            _forget(memory, kv_backend, stressed=True)
         _remember(report, SelfTest.STRESS, stress)
         if stress.fault and kv_backend.on_gpu:
             memory.record(f"{Act.STRESS} failed: {stress.fault}")
@@ -307,10 +314,11 @@ def _run_tests(
         _remember(report, SelfTest.RELEASE, release)
 
 
-def _forget(memory: FaultMemory, kv_backend: KVBackend) -> None:
-    """Delete the records of a backend's faults and passed tests. Ignore errors of the deletion."""
+def _forget(memory: FaultMemory, kv_backend: KVBackend, *, stressed: bool) -> None:
+    """Delete the records of a backend's faults and passed tests. Ignore errors of the deletion.
+    ``stressed``: see ``FaultMemory.forget``."""
     with suppress(OSError):
-        if memory.forget():
+        if memory.forget(stressed=stressed):
             for test in (SelfTest.RELEASE, SelfTest.STRESS):
                 withdraw_stamp(test, kv_backend)
 

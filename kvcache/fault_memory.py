@@ -1,30 +1,37 @@
 """Records which KV backends (kinds of GPU memory) have crashed or failed on this machine.
 
 An *intent* file is written before an act that may crash the machine, and removed afterwards. An
-intent that no living process locks means a crash. A *fault* file is written after a failure that
-the process survived. After a crash or a failure, quire avoids the backend until ``quire doctor``
-has passed."""
+intent that no living process locks means a crash; the intent to serve does so only if the machine
+has started again since. A *fault* file is written after a failure that the process survived. After
+a failure, or a crash (two of them while serving), quire avoids the backend until tests of ``quire
+doctor`` have passed."""
 
 import fcntl
 import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 from tempfile import mkstemp
+from typing import Any
 
+from kvcache.gpu_failures import GPUFailure
 from kvcache.kv_backends import KVBackend
-from kvcache.selftest.machine import this_machine
+from kvcache.selftest.machine import boot_id, this_machine
 from kvcache.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 
 # The most characters quoted from a fault or intent file.
 MAX_QUOTE = 300
+# The first part of the names of journals.
+DEATHS = "deaths-"
+# A backend is avoided after so many crashes of the machine while it served.
+MAX_CRASHES = 2
 # On a Mac, only F_FULLFSYNC makes a file survive a crash; fsync leaves it in the drive's cache.
 FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 
@@ -37,6 +44,11 @@ class Act(StrEnum):
     RELEASE = "the release of a heap"
     RELEASE_TEST = "the release test"
     STRESS = "the stress test"
+    SERVE = "serving"
+
+
+# The acts under load, after which a stress test must pass.
+UNDER_LOAD = (Act.STRESS, Act.SERVE)
 
 
 class FaultMemory:
@@ -55,9 +67,41 @@ class FaultMemory:
         for path in self._files():
             if path.name == self._fault:
                 faults.append(f"{_words(path)} ({_shown(path)})")
-            elif _is_left_behind(path):
+            elif _is_left_behind(path) and _field(path, "what") != Act.SERVE:
                 faults.append(f"quire or the machine ended within {_words(path)} ({_shown(path)})")
-        return tuple(faults)
+        crashes = self._crashes()
+        return (*faults, *(crashes if len(crashes) >= MAX_CRASHES else ()))
+
+    def warning(self) -> str:
+        """Return a sentence about crashes while the backend served, if they are too few to avoid
+        it, or ""."""
+        crashes = self._crashes()
+        if not 0 < len(crashes) < MAX_CRASHES:
+            return ""
+        return (
+            f"{crashes[-1]}: the next time, another KV backend serves; `quire doctor --stress` "
+            "tries this one under load, and forgets this where it passes"
+        )
+
+    def _crashes(self) -> tuple[str, ...]:
+        """Return a half sentence about each start of the machine that ended while it served."""
+        left = {_field(path, "boot"): path for path in self._sessions()}
+        left.pop(boot_id(), None)
+        what = f"this machine went down while quire served from {self._kv_backend}"
+        return tuple(f"{what}: {_words(path)} ({_shown(path)})" for path in left.values())
+
+    def _sessions(self) -> list[Path]:
+        """Return the intents to serve that were left behind."""
+        return [p for p in self._files() if _field(p, "what") == Act.SERVE and _is_left_behind(p)]
+
+    def session(self) -> AbstractContextManager[None]:
+        """Keep an intent to serve in this context. Forget those that killed processes have left
+        since the machine's start, because they say nothing about the machine."""
+        for path in self._sessions():
+            if _field(path, "boot") == boot_id():
+                with suppress(OSError):
+                    path.unlink()
+        return self.intent(Act.SERVE)
 
     @contextmanager
     def intent(self, act: Act) -> Iterator[None]:
@@ -66,29 +110,32 @@ class FaultMemory:
         try:
             yield
         except Exception as error:
-            self.record(f"{act} failed: {error}")
+            self.record(f"{act} failed: {error}", under_load=act in UNDER_LOAD)
             raise
         finally:
             if intent is not None:
-                path, file = intent
-                path.unlink(missing_ok=True)
-                os.close(file)  # releases the lock, once the file is gone
+                _remove(*intent)
 
-    def record(self, what: str) -> None:
-        """Write a fault file over an older one. ``what`` is half a sentence about the failure."""
+    def record(self, what: str, *, under_load: bool = True) -> None:
+        """Write a fault file over an older one. ``what`` is half a sentence about the failure. Do
+        nothing if it names a failure of the GPU for which another backend is no remedy."""
+        if GPUFailure.of(what) not in (None, GPUFailure.KV_MEMORY):
+            return
         try:
-            _, file = self._write(what, self._fault)
+            _, file = self._write(what, self._fault, under_load=under_load)
             os.close(file)
         except OSError as error:
             log.warning("a fault of %s cannot be remembered: %s", self._kv_backend, error)
 
-    def forget(self) -> bool:
-        """Remove the fault file and intents left by crashes. Return True if there were any. Raises
-        OSError."""
+    def forget(self, *, stressed: bool) -> bool:
+        """Remove the fault file, and intents and sessions left by crashes. Unless the backend has passed
+        a stress test (``stressed``), keep what happened under load. Return True if any file was
+        removed. Raises OSError."""
         known = [p for p in self._files() if p.name == self._fault or _is_left_behind(p)]
-        for path in known:
+        forgotten = [p for p in known if stressed or _field(p, "under_load") is False]
+        for path in forgotten:
             path.unlink(missing_ok=True)
-        return bool(known)
+        return bool(forgotten)
 
     def _files(self) -> list[Path]:
         folder = cache_folder()
@@ -102,34 +149,64 @@ class FaultMemory:
 
     def _write_intent(self, act: Act) -> tuple[Path, int] | None:
         try:
-            return self._write(act, None)
+            return self._write(act, self._intents, under_load=act in UNDER_LOAD)
         except OSError as error:
             log.warning("%s of %s is not guarded by a file: %s", act, self._kv_backend, error)
             return None
 
-    def _write(self, what: str, name: str | None) -> tuple[Path, int]:
-        """Write a file that survives a crash of the machine. Return its path and its open, locked
-        descriptor. If ``name`` is None, the file is an intent with a unique name. Raises
-        OSError."""
-        folder = cache_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        file, temporary = mkstemp(dir=folder, prefix=".new-")
-        path = folder / (name or self._intents + Path(temporary).name.removeprefix(".new-"))
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        try:
-            # Lock the file before naming it: an intent without a lock counts as a crash.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(file, (json.dumps({"what": what, "at": at, **self._about}) + "\n").encode())
-            os.fsync(file)
-            if FULL_SYNC is not None:
-                fcntl.fcntl(file, FULL_SYNC)
-            os.replace(temporary, path)
-        except OSError:
-            os.close(file)
-            Path(temporary).unlink(missing_ok=True)
-            raise
-        _sync_folder(folder)
-        return path, file
+    def _write(self, what: str, name: str, *, under_load: bool) -> tuple[Path, int]:
+        more = {"what": what, "under_load": under_load, "boot": boot_id()}
+        return write_record(name, more | self._about)
+
+
+def forget_deaths() -> None:
+    """Delete the journals of all models (engine/journal.py). Raises OSError."""
+    for path in cache_folder().glob(f"{DEATHS}*.json"):
+        path.unlink(missing_ok=True)
+
+
+def write_record(name: str, record: dict[str, Any]) -> tuple[Path, int]:
+    """Write a file of the cache folder that survives a crash of the machine, with the time ("at").
+    Return its path and its open, locked descriptor. If ``name`` ends with "-", it gets a unique
+    end. Raises OSError."""
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    file, temporary = mkstemp(dir=folder, prefix=".new-")
+    unique = Path(temporary).name.removeprefix(".new-") if name.endswith("-") else ""
+    path = folder / (name + unique)
+    at = {"at": datetime.now(UTC).isoformat(timespec="seconds")}
+    try:
+        # Lock the file before naming it: an intent without a lock counts as a crash.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(file, (json.dumps(record | at) + "\n").encode())
+        os.fsync(file)
+        if FULL_SYNC is not None:
+            fcntl.fcntl(file, FULL_SYNC)
+        os.replace(temporary, path)
+    except OSError:
+        os.close(file)
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(folder)
+    return path, file
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a file of ``write_record``. Return {} if the file is missing or is no record."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _field(path: Path, name: str) -> Any:
+    return read_record(path).get(name, "")
+
+
+def _remove(path: Path, file: int) -> None:
+    path.unlink(missing_ok=True)
+    os.close(file)  # releases the lock, once the file is gone
 
 
 def _is_left_behind(path: Path) -> bool:
@@ -145,11 +222,10 @@ def _is_left_behind(path: Path) -> bool:
 
 
 def _words(path: Path) -> str:
-    try:
-        fault = json.loads(path.read_text())
-        return f"{fault['what'][:MAX_QUOTE]}, {fault['at'][:MAX_QUOTE]}"
-    except (OSError, ValueError, TypeError, KeyError):
+    what, at = _field(path, "what"), _field(path, "at")
+    if not (isinstance(what, str) and isinstance(at, str) and what):
         return "something that its file does not tell"
+    return f"{what[:MAX_QUOTE]}, {at[:MAX_QUOTE]}"
 
 
 def _shown(path: Path) -> str:

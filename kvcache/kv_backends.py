@@ -146,7 +146,7 @@ def _is_trusted(
 def _in_doubt(faults: tuple[str, ...]) -> str:
     return (
         f"it has failed on this machine with this system and this MLX: {'; '.join(faults)}. "
-        "`quire doctor` tries it again, and forgets this where it passes"
+        "`quire doctor --stress` tries it again, and forgets this where it passes"
     )
 
 

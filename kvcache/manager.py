@@ -6,7 +6,7 @@ computing K and V again. Each sequence has the same number of blocks in every gr
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvcache.backend import PageBackend, Releases, Segment, StateMemory
+from kvcache.backend import BackendFailedError, PageBackend, Releases, Segment, StateMemory
 from kvcache.block import Block, SparseBuffer
 from kvcache.block_allocator import BLOCKS_EVICTED_AT_ONCE, MAP_AHEAD_TOKENS
 from kvcache.block_hashes import BlockHashes, PrefixSalt
@@ -360,6 +360,15 @@ class KVCacheManager:
         answer; the process must then end without releasing memory."""
         ended = [group.backend.shut_down() for group in self._groups]
         return all(ended)
+
+    def backend_fault(self) -> BackendFailedError | None:
+        """Return the failure of the memory's backend, or None. Any thread may call this."""
+        try:
+            for group in self._groups:
+                group.backend.completed_ticket()
+        except BackendFailedError as error:
+            return error
+        return None
 
     @property
     def copied_bytes(self) -> int:

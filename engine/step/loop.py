@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
+from engine.journal import Journal
 from engine.machine import PressureLevel
 from engine.memory_map import MemoryMap, report_first
 from engine.messages import Abort, CheckModel, GetMemoryMap, Message, SetKVLimit, SetMemoryPressure
@@ -32,7 +32,15 @@ from engine.step.plan import (
     StepRunner,
 )
 from engine.step.scheduler import Scheduler
-from engine.types import EngineLimits, EngineStats, Request, SamplingParams, TokenEvent
+from engine.types import (
+    EngineLimits,
+    EngineStats,
+    EngineStuckError,
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenEvent,
+)
 from kvcache.backend import BackendFailedError
 from kvcache.manager import KVCacheManager
 
@@ -48,43 +56,15 @@ STALLED_POLL_S = 0.001
 STATS_INTERVAL_S = 0.02
 WARM_UP_TOKENS = 4
 STEP_FAILED = "a step of the engine failed"
+REFUSED = (
+    "the engine has failed before while this request ran alone: it is refused (digest {}) until "
+    "`quire doctor` has run"
+)
 Emit = Callable[[list[TokenEvent]], None]
 # The id of the health check's request. Clients' requests have ids from 1 on.
 HEALTH_CHECK_ID = 0
 # Lower than any other priority value, so that the health check runs first.
 HEALTH_CHECK_PRIORITY = -(2**31)
-
-
-@dataclass(frozen=True, slots=True)
-class KVBackendFaults:
-    """Writes a fault of the memory for K and V to disk before the fault ends the engine."""
-
-    require: Callable[[], object] = lambda: None
-    """Raises BackendFailedError if the memory for K and V has failed. Any thread may call this."""
-    remember: Callable[[str], None] = lambda _: None
-    """Writes the description of a fault to disk."""
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Write a BackendFailedError of the ``with`` block to disk, and raise the error again."""
-        try:
-            yield
-        except BackendFailedError as error:
-            self.remember(f"serving failed: {error}")
-            raise
-
-    def find(self) -> BackendFailedError | None:
-        """If the memory for K and V has a fault, write the fault to disk, and return it. Otherwise
-        return None. Any thread may call this."""
-        try:
-            with self.recording():
-                self.require()
-        except BackendFailedError as error:
-            return error
-        return None
-
-
-NO_FAULTS = KVBackendFaults()
 
 
 class ModelFailedError(RuntimeError):
@@ -149,7 +129,7 @@ class EngineLoop:
         emit: Emit,
         clock: Callable[[], float] = time.monotonic,
         mlx_memory: Callable[[], MlxMemory] = MlxMemory,
-        faults: KVBackendFaults = NO_FAULTS,
+        journal: Journal | None = None,
     ) -> None:
         """``emit`` is called on the engine's thread, once in each step that has events."""
         self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -161,7 +141,7 @@ class EngineLoop:
         self._emit = emit
         self._clock = clock
         self._mlx_memory = mlx_memory
-        self.faults = faults
+        self._journal = Journal() if journal is None else journal
         self._pipeline = StepPipeline(runner, clock, MappingPoints(kv, clock))
         self._mask_thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._woken_by: Message | None = None
@@ -207,11 +187,31 @@ class EngineLoop:
 
     def run(self) -> None:
         """Run steps until a Stop message."""
-        with self.faults.recording():
+        with self._recording():
             while not self._stopping:
                 if not self.run_once() and not self._stopping:
                     self._wait()
             self._finish()
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Write an error of the ``with`` block to disk, with the prompts that run."""
+        try:
+            yield
+        except Exception as error:
+            self._journal.record(error, self._running_prompts())
+            raise
+
+    def _running_prompts(self) -> list[tuple[int, ...]]:
+        requests = [sequence.request for sequence in list(self._scheduler.sequences[0])]
+        return [each.prompt_ids for each in requests if each.request_id != HEALTH_CHECK_ID]
+
+    def record_hang(self) -> BackendFailedError | None:
+        """Write to disk what runs in a step that hangs. Return a fault of the memory for K and V
+        that may be the cause, or None. Any thread may call this."""
+        fault = self._kv.backend_fault()
+        self._journal.record(fault or EngineStuckError(), self._running_prompts())
+        return fault
 
     def close(self) -> None:
         """Free the device's memory. Call this last, on the loop's thread."""
@@ -219,6 +219,7 @@ class EngineLoop:
             self._pipeline.retire(0)
         if not self._kv.shut_down():
             log.error("the device did not answer at the end: its memory is left to the system")
+        self._journal.end()
 
     def warm_up(self, prompts: Sequence[int], answer_tokens: int = WARM_UP_TOKENS) -> float:
         """Run requests with prompts of these lengths together, to prepare kernels and memory.
@@ -232,7 +233,7 @@ class EngineLoop:
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
         # Wait until all blocks are free: a block freed after ``evict_prefixes`` would stay cached.
-        with self.faults.recording():
+        with self._recording():
             while self.run_once() or self._kv.recovering:
                 pass
         self._emit = emit
@@ -260,7 +261,7 @@ class EngineLoop:
         events: list[TokenEvent] = []
         while (message := self._next_message()) is not None:
             if isinstance(message, Request):
-                self._scheduler.add(message)
+                events += self._add(message)
             elif isinstance(message, Abort):
                 events += self._scheduler.abort(message.request_id)
             elif isinstance(message, SetMemoryPressure):
@@ -274,6 +275,15 @@ class EngineLoop:
             else:
                 self._stopping = True
         return events
+
+    def _add(self, request: Request) -> list[TokenEvent]:
+        """Queue a request, or return its error if it has ended the engine before."""
+        trust = self._journal.trust(request.prompt_ids)
+        if trust == "refused":
+            why = REFUSED.format(self._journal.digest(request.prompt_ids))
+            return [TokenEvent(request.request_id, None, FinishReason.ERROR, message=why)]
+        self._scheduler.add(request, alone=trust == "alone")
+        return []
 
     def _next_message(self) -> Message | None:
         message, self._woken_by = self._woken_by, None
@@ -308,6 +318,7 @@ class EngineLoop:
                 budget, plan = self._scheduler.budget, step.plan
                 prefill, seconds = plan.prefill_tokens, step.seconds
                 budget.observe(prefill, seconds, decoding=plan.decodes, pairs=plan.pairs)
+                self._journal.worked(step.seconds)
                 events += self._scheduler.commit(step.plan, step.outcomes)
                 self._health_check.observe(step.outcomes)
             elif isinstance(step, CancelledStep):

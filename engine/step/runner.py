@@ -20,14 +20,13 @@ from engine.step.plan import (
 from engine.step.sampler import PendingSamples, joined, pool, sample, score, scored_rows
 from engine.types import EngineFailedError
 from kvcache.backend import BackendFailedError
+from kvcache.gpu_failures import GPUFailure
 from kvcache.manager import KVCacheManager
 from kvcache.views import KVViews
 from metal_ext import CpuWorkers
 
 # The beginning of MLX's error message for a command buffer that the GPU did not finish.
 GPU_FAULT = "[METAL] Command buffer execution failed"
-# Metal's words for an access to unmapped memory (MTLCommandBufferErrorPageFault).
-PAGE_FAULTS = ("PageFault", "Address Fault")
 NO_SAMPLES = PendingSamples([], list)
 
 
@@ -148,21 +147,17 @@ class ModelRunner:
     @contextmanager
     def cancelling(self, views: KVViews) -> Iterator[None]:
         """If the ``with`` block raises an error, wait for submitted work and cancel the step.
-        Raises EngineFailedError if the wait fails or the GPU reports a fault. On a page fault,
-        raises BackendFailedError without a wait, because the device may still run."""
+        Raises EngineFailedError if the wait fails. Raises the error of ``_gpu_error`` without a
+        wait, because the device may still run."""
         try:
             yield
         except Exception as error:
-            message = str(error)
-            if GPU_FAULT in message and any(words in message for words in PAGE_FAULTS):
-                what = f"a step met memory that is not mapped: {message}"
-                raise BackendFailedError(what) from error
+            if (failed := _gpu_error(error)) is not None:
+                raise failed from error
             try:
                 mx.synchronize()
             except Exception as lost:
-                raise EngineFailedError("the device is lost") from lost
-            if GPU_FAULT in message:
-                raise EngineFailedError("the device has failed") from error
+                raise _gpu_error(lost) or EngineFailedError("the device is lost") from lost
             views.cancel()
             self.has_completed(views.epoch)
             raise
@@ -226,3 +221,15 @@ class ModelRunner:
         self._sampled = samples.arrays[0].astype(mx.int32)
         self._sampled_by = plan.number
         return samples
+
+
+def _gpu_error(error: Exception) -> BackendFailedError | EngineFailedError | None:
+    """Return the error that ends the engine if MLX reports a failure of the GPU, else None."""
+    message = str(error)
+    if GPU_FAULT not in message:
+        return None
+    failure = GPUFailure.of(message)
+    if failure is GPUFailure.KV_MEMORY:
+        return BackendFailedError(f"a step met memory that is not mapped: {message}")
+    why = "the device has failed" if failure is None else failure.advice
+    return EngineFailedError(f"{why} ({message})")

@@ -202,14 +202,15 @@ class Scheduler:
         """Return the running and the waiting sequences, in order; do not change the lists."""
         return self._running, self._waiting
 
-    def add(self, request: Request) -> None:
-        """Queue a request. The caller has checked the request against ``limits``."""
+    def add(self, request: Request, *, alone: bool = False) -> None:
+        """Queue a request. The caller has checked the request against ``limits``. With ``alone``,
+        no other request runs beside it."""
         prompt, answer = len(request.prompt_ids), request.params.max_tokens
         assert 0 < prompt <= self.limits.max_model_len - min(1, answer)
         assert answer or request.pooling or request.params.prompt_logprobs is not None
         assert request.request_id not in self._by_id
         max_tokens = min(prompt + answer, self.limits.max_model_len)
-        sequence = Sequence(request, self._arrivals, max_tokens)
+        sequence = Sequence(request, self._arrivals, max_tokens, runs_alone=alone)
         self._arrivals += 1
         self._by_id[request.request_id] = sequence
         insort(self._waiting, sequence, key=lambda s: s.order)
@@ -365,6 +366,8 @@ class Scheduler:
         to a prompt that is not computed yet."""
         max_running = 1 if self.holds_back else self.limits.max_num_seqs
         for sequence in self._waiting[: max(0, max_running - len(self._running))]:
+            if self._running and (sequence.runs_alone or self._running[0].runs_alone):
+                return
             if self.sharing.waits_for_parent(sequence):
                 continue
             if not self.sharing.open(sequence):

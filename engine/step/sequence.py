@@ -62,6 +62,8 @@ class Sequence:
     """The sequence's number in order of arrival."""
     max_tokens: int
     """The largest number of tokens that the prompt and the answer may have together."""
+    runs_alone: bool = False
+    """Whether no other sequence may run at the same time."""
     token_ids: list[int] = field(init=False)
     seq_id: int = field(init=False)
     """The request's id, which is also the sequence's id in the cache."""

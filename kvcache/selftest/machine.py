@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 CPU_INFO = Path("/proc/cpuinfo")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SYSCTL = "/usr/sbin/sysctl"
 
 STATUS = Path("/proc/self/status")
@@ -54,6 +55,16 @@ def this_machine() -> Machine:
         _sysctl(name) for name in ("hw.model", "machdep.cpu.brand_string", "kern.osversion")
     )
     return Machine(model, processor, f"macOS {platform.mac_ver()[0]} ({build})", mlx)
+
+
+def boot_id() -> str:
+    """Return an id that changes when the machine starts, or "unknown"."""
+    if sys.platform == "darwin":
+        return _sysctl("kern.bootsessionuuid")
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return "unknown"
 
 
 def installed_mlx() -> str:

@@ -15,6 +15,11 @@ class Salts:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
+    @property
+    def digest_key(self) -> bytes:
+        """Return a key for digests of prompts."""
+        return self._hashed("digests of prompts")
+
     def salt(self, key: str, cache_salt: str | None) -> PrefixSalt:
         """Return a prompt's salt. ``key`` is the API key; requests without one share a tenant."""
         client = b"" if cache_salt is None else self._hashed(cache_salt)

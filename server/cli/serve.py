@@ -116,7 +116,7 @@ def serve_on(
 ) -> None:
     """Load the weights and serve. progress: called with loaded and total bytes; None shows a bar.
     ready: called when clients can connect. others: more listening sockets. Raises StartError."""
-    client, grammars, monitor = start_model(settings, model, progress)
+    client, grammars, monitor = start_model(settings, model, progress, salts.digest_key)
     try:
         about = About(
             model=model.served.id,
@@ -131,7 +131,7 @@ def serve_on(
         tell = partial(ready, client) if ready else lambda _, url: say(url)
         listen(settings, service, listener, tell, others)
         if not client.alive:
-            raise engine_error(model.plan.on_gpu and client.kv_backend_failed)
+            raise engine_error(client, model.plan, f"{client.failure} (see the log)")
     finally:
         if not client.stop(STOP_TIMEOUT_S):
             log.error("the engine did not end in time: its memory is left to the system")
@@ -140,10 +140,11 @@ def serve_on(
 
 
 def start_model(
-    settings: Config, model: ModelFiles, progress: Progress | None = None
+    settings: Config, model: ModelFiles, progress: Progress | None = None, key: bytes = b""
 ) -> tuple[EngineClient, GrammarCompiler, EngineMonitor]:
-    """Start the engine, the compiler of grammars, and the engine's monitor. Raises EngineError."""
-    client = start_engine(settings, model.plan, progress)
+    """Start the engine, the compiler of grammars, and the engine's monitor. key: see
+    ``build_engine``. Raises EngineError."""
+    client = start_engine(settings, model.plan, progress, key)
     checkpoint = model.plan.checkpoint
     grammars = grammar_compiler(settings, model.tokenizer, model.served, checkpoint.vocab_size)
     if not checkpoint.embeds and (warning := grammars.load()):
@@ -151,7 +152,7 @@ def start_model(
     monitor = EngineMonitor(
         client,
         watchdog_s=settings.engine.watchdog_s,
-        exit_code=lambda: engine_error(model.plan.on_gpu and client.kv_backend_failed).exit_code,
+        exit_code=lambda: engine_error(client, model.plan).exit_code,
         pressure=pressure_source() if settings.cache.heed_pressure else None,
         awake=keep_awake(settings),
     )
@@ -190,9 +191,13 @@ def grammar_compiler(
 
 
 def start_engine(
-    settings: Config, engine_plan: EnginePlan, progress: Progress | None = None
+    settings: Config,
+    engine_plan: EnginePlan,
+    progress: Progress | None = None,
+    key: bytes = b"",
 ) -> EngineClient:
-    """Load the weights and start the engine. progress: see ``serve_on``. Raises EngineError."""
+    """Load the weights and start the engine. progress: see ``serve_on``. key: see
+    ``build_engine``. Raises EngineError."""
     bar = bytes_bar("loading")
 
     def advance(done: int, total: int) -> None:
@@ -200,7 +205,9 @@ def start_engine(
         bar.update(done - bar.n)
 
     client = EngineClient(
-        lambda emit: build_engine(engine_plan, engine_config(settings), progress or advance, emit),
+        lambda emit: build_engine(
+            engine_plan, engine_config(settings), progress or advance, emit, key
+        ),
         max_queue=settings.limits.max_queued_requests,
         max_share_ratio=(
             settings.limits.max_key_share_ratio if len(settings.access.api_keys) > 1 else 1.0
@@ -210,18 +217,18 @@ def start_engine(
         client.start()
     except Exception as error:
         log.debug("the engine did not start", exc_info=True)
-        lost = engine_plan.on_gpu and client.kv_backend_failed
-        raise engine_error(lost, f"the engine did not start: {error}") from error
+        why = f"the engine did not start: {error}"
+        raise engine_error(client, engine_plan, why) from error
     finally:
         bar.close()
     return client
 
 
-def engine_error(lost: bool, reason: str = "the engine has failed: see the log") -> EngineError:
-    """Return the error for an engine that failed. lost: whether the GPU's K and V are lost."""
-    if not lost:
+def engine_error(client: EngineClient, plan: EnginePlan, reason: str = "") -> EngineError:
+    """Return the error for an engine that failed."""
+    if not (plan.on_gpu and client.kv_backend_failed):
         return EngineError(reason)
     return KVBackendFailedError(
         f"{reason}; the GPU's memory of K and V has failed, and from the next start on something "
-        "else serves, until `quire doctor` finds that it works again"
+        "else serves, until `quire doctor --stress` finds that it works again"
     )

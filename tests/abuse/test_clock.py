@@ -28,7 +28,7 @@ ALLOWED = {
     ("server/chat/served_model.py", "ServedModel"),
     ("server/chat/served_model.py", "new_metadata"),
     ("server/protocol/responses/answer.py", "whole"),
-    ("kvcache/fault_memory.py", "_write"),
+    ("kvcache/fault_memory.py", "write_record"),
     ("engine/models/identity.py", "content_digest"),
     ("engine/power.py", "__init__"),
     ("server/cli/running.py", "_stays"),

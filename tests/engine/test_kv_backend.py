@@ -21,6 +21,7 @@ from kvcache.fault_memory import FaultMemory
 from kvcache.kv_backends import NO_DEVICE, NO_METAL, KVBackend, KVBackendError
 from kvcache.layout import LayoutError
 from kvcache.selftest.run import USUAL, CacheSize, SelfTest, SelfTestReport, write_stamp
+from kvcache.user_folders import cache_folder
 from tests.engines import CONFIG
 from tests.kvcache.metal_double import Device, install
 from tests.models import ModelSpec, write_model
@@ -129,8 +130,31 @@ def test_what_has_failed_here_before_is_passed_by_until_it_is_forgotten(
     assert "a mapping never came back" in choice.warnings[0]
     with pytest.raises(KVBackendError, match="a mapping never came back"):
         choose("sparse")
-    assert FaultMemory(KVBackend.SPARSE).forget()
+    assert not FaultMemory(KVBackend.SPARSE).forget(stressed=False)
+    assert FaultMemory(KVBackend.SPARSE).forget(stressed=True)
     assert choose("auto") is KVBackend.SPARSE
+
+
+@pytest.mark.parametrize(("crashes", "taken"), [(1, KVBackend.SPARSE), (2, KVBackend.PAGED)])
+def test_a_machine_that_went_down_while_sparse_memory_served_takes_paged_the_second_time(
+    device: Device, monkeypatch: pytest.MonkeyPatch, crashes: int, taken: KVBackend
+) -> None:
+    monkeypatch.setattr(engine_kv_backend, "run_selftest", lambda *_: SelfTestReport((), "", 1.0))
+    boots = (f"boot {number}" for number in range(crashes))
+    left: dict[Path, str] = {}
+    for boot in boots:
+        with monkeypatch.context() as patch:
+            patch.setattr("kvcache.fault_memory.boot_id", lambda boot=boot: boot)
+            with FaultMemory(KVBackend.SPARSE).session():
+                (path,) = cache_folder().glob("intent-*")
+                left[path] = path.read_text()
+    for path, text in left.items():
+        path.write_text(text)
+    choice = machine_kv_backend("auto", page, release_heaps=False)
+    assert choice.kv_backend is taken
+    (warning,) = choice.warnings
+    assert "this machine went down while quire served from sparse on Metal" in warning
+    assert "`quire doctor --stress`" in warning
 
 
 def test_heaps_are_released_only_where_the_release_test_has_passed(

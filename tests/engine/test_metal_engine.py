@@ -1,6 +1,7 @@
 """Whole engines on a Metal device of plain Python: the fused projection, the end of a step, and the
 ordered end of everything."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from engine.step.scheduler import Scheduler
 from engine.types import EngineFailedError, FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
 from kvcache.fault_memory import FaultMemory
+from kvcache.gpu_failures import GPUFailure
 from kvcache.kv_backends import KVBackend, KVBackendChoice
 from kvcache.layout import LayoutError
 from tests.engine.models.hybrids import write_hybrid
@@ -35,10 +37,12 @@ from tests.engine.models.test_forward import LLAMA3, YARN
 from tests.engines import CONFIG, Answers, Scripted, every_third, greedy, run_dry, started, steps
 from tests.kvcache.managers import epochs_of
 from tests.kvcache.metal_double import NO_MEMORY, Device, install
+from tests.kvcache.test_gpu_failures import TEXTS as METALS_TEXTS
 from tests.models import SMALL, write_model
 from tests.reference import load_reference
 
 SPEC = replace(SMALL, num_hidden_layers=2, head_dim=64)
+METAL = "[METAL] Command buffer execution failed: "
 KINDS = (KVBackend.SPARSE, KVBackend.PAGED, KVBackend.METAL_DENSE)
 MACHINE = MachineMemory(1 << 32, 1 << 32, 1 << 30, on_gpu=True)
 GPU = replace(
@@ -79,7 +83,7 @@ def metal_loop(
     )
     config = replace(GPU, **changes)
     plan = plan_engine(config, read_checkpoint(folder), MACHINE, choice)
-    return build_engine(plan, config, lambda *_: None, emit)
+    return build_engine(plan, config, lambda *_: None, emit, b"key")
 
 
 def metal_client(folder: Path) -> EngineClient:
@@ -337,7 +341,7 @@ def test_a_failed_step_is_given_up_and_the_next_request_is_right(
 
 @pytest.mark.parametrize(
     ("fault", "waiting_fails"),
-    [("nobody knows", True), ("[METAL] Command buffer execution failed: Caused GPU Hang", False)],
+    [("nobody knows", True), (f"{METAL}Internal Error", False), (f"{METAL}Internal Error", True)],
 )
 def test_fault_09_a_step_whose_device_is_lost_ends_the_engine_and_is_never_complete(
     device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str, waiting_fails: bool
@@ -382,14 +386,47 @@ def test_a_step_that_hangs_behind_a_mapping_that_failed_is_a_fault_of_the_kv_bac
     client = metal_client(folder)
     loop, thread = client._loop, client._thread
     assert loop is not None
-    assert loop.faults.find() is None
+    assert loop._kv.backend_fault() is None
     device.mapper_failure = "1 mapping operations of a sparse buffer, batch 3"
     client.declare_dead()
     assert client.kv_backend_failed
     assert not client.alive
     assert "batch 3" in FaultMemory(KVBackend.SPARSE).found()[0]
+    assert client.failure == "the engine has ended"
     loop.mailbox.put(Stop())
     thread.join(20.0)
+
+
+@pytest.mark.parametrize("place", ["_build", "submit_graph", "_outcomes"])
+@pytest.mark.parametrize("failure", GPUFailure)
+async def test_fault_09_a_gpu_that_fails_tells_clients_what_to_do_and_the_next_engine_is_gentler(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch, failure: GPUFailure, place: str
+) -> None:
+    client = EngineClient(
+        lambda emit: metal_loop(folder, KVBackend.SPARSE, emit),  # type: ignore[arg-type]
+        max_queue=8,
+        max_backlog=64,
+    )
+    client.start()
+    client.attach()
+    words = next(text for text, kind in METALS_TEXTS.items() if kind is failure)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError(f"[METAL] Command buffer execution failed: {words}.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner if place == "_build" else ModelStep, place, broken)
+        (event,) = await client.submit((1, 2), SamplingParams(5)).next_batch(20.0)
+        assert event.message == f"the engine has ended: {failure.advice}"
+        await asyncio.to_thread(client._thread.join, 20.0)
+    assert client.kv_backend_failed == (failure is GPUFailure.KV_MEMORY)
+    assert bool(FaultMemory(KVBackend.SPARSE).found()) == client.kv_backend_failed
+    loop = metal_loop(folder, KVBackend.PAGED, Answers.empty())
+    shorter = GPU.step_time_target_ms / loop._config.step_time_target_ms
+    assert shorter == (4 if "shorter" in failure.advice else 1)
+    fewer = GPU.max_num_batched_tokens / loop._scheduler._max_batched_tokens
+    assert fewer == (2 if "fewer" in failure.advice else 1)
+    loop.close()
 
 
 def test_a_command_that_meets_memory_that_is_not_there_is_a_fault_of_the_kv_backend(

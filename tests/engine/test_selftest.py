@@ -14,6 +14,7 @@ import pytest
 import metal_ext
 from engine import selftest
 from engine.config import EngineConfig
+from engine.journal import Journal
 from engine.machine import GPU_HEADROOM_BYTES, MachineMemory
 from engine.selftest import (
     SCHEMA,
@@ -23,8 +24,9 @@ from engine.selftest import (
     extension_facts,
     read_extension,
 )
+from engine.types import EngineFailedError
 from kvcache.fault_memory import FaultMemory
-from kvcache.kv_backends import NO_DEVICE, NO_METAL, KVBackend
+from kvcache.kv_backends import NO_DEVICE, NO_METAL, ON_METAL, KVBackend
 from kvcache.selftest.run import Outcome, SelfTest, SelfTestReport, has_passed, write_stamp
 from tests.engine.machine_reports import DEVICE, FAILED, GIB, MAC, PASSED, SAID, with_sparse
 from tests.kvcache.metal_double import Device, install
@@ -258,7 +260,7 @@ def test_what_computes_wrong_is_not_asked_to_release(machine: Machine) -> None:
 
 
 def test_what_has_failed_here_is_forgotten_where_it_works_now(machine: Machine) -> None:
-    FaultMemory(KVBackend.SPARSE).record("it hung")
+    FaultMemory(KVBackend.SPARSE).record("it hung", under_load=False)
     write_stamp(SelfTest.RELEASE, KVBackend.SPARSE)
     report = check_machine(WISHES, quiet)
     sparse = report.of(KVBackend.SPARSE)
@@ -269,6 +271,40 @@ def test_what_has_failed_here_is_forgotten_where_it_works_now(machine: Machine) 
         "its release test was passed before the fault"
     )
     assert check_machine(WISHES, quiet).of(KVBackend.SPARSE).faults == ()
+
+
+@pytest.mark.parametrize("kv_backend", [KVBackend.SPARSE, KVBackend.PAGED, KVBackend.METAL_DENSE])
+def test_what_has_failed_under_load_is_forgotten_after_a_stress_test(
+    machine: Machine, kv_backend: KVBackend
+) -> None:
+    FaultMemory(kv_backend).record("serving failed: it hung")
+    report = check_machine(WISHES, quiet).of(kv_backend)
+    assert bool(report.standing_faults) == (not kv_backend.is_dense), "which has no stress test"
+    machine.reports[SelfTest.STRESS, kv_backend] = FAILED
+    stressing = SelfTestOptions(EngineConfig(), stress=True)
+    report = check_machine(stressing, quiet).of(kv_backend)
+    assert bool(report.standing_faults) == (not kv_backend.is_dense)
+    del machine.reports[SelfTest.STRESS, kv_backend]
+    assert check_machine(stressing, quiet).of(kv_backend).standing_faults == ()
+    assert has_passed(SelfTest.STRESS, kv_backend) == (not kv_backend.is_dense)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_deaths_of_engines_are_forgotten_where_a_gpu_works_or_by_hand(
+    machine: Machine, by_hand: bool
+) -> None:
+    Journal(KVBackend.PAGED, b"model").record(EngineFailedError("Insufficient Memory"), [])
+
+    def is_remembered() -> bool:
+        return bool(Journal(KVBackend.PAGED, b"model").gentler(EngineConfig())[1])
+
+    for kv_backend in ON_METAL:
+        machine.reports[SelfTest.KERNELS, kv_backend] = FAILED
+    check_machine(replace(WISHES, forget_faults=by_hand), quiet)
+    assert is_remembered() == (not by_hand)
+    machine.reports.clear()
+    check_machine(WISHES, quiet)
+    assert not is_remembered()
 
 
 @pytest.mark.parametrize("what", [SelfTest.KV_BACKEND, SelfTest.KERNELS])

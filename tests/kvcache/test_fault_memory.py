@@ -22,7 +22,9 @@ WITHIN = """
 import sys
 from kvcache.fault_memory import Act, FaultMemory
 from kvcache.kv_backends import KVBackend
-with FaultMemory(KVBackend.SPARSE).intent(Act.MAP):
+memory = FaultMemory(KVBackend.SPARSE)
+act = Act[sys.argv[1]]
+with memory.session() if act is Act.SERVE else memory.intent(act):
     print("within", flush=True)
     sys.stdin.readline()
 print("after", flush=True)
@@ -48,9 +50,12 @@ def memory() -> FaultMemory:
 class Other:
     """Another process, within an act."""
 
-    def __init__(self) -> None:
+    def __init__(self, act: Act = Act.MAP) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", WITHIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", WITHIN, act.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self.line() == "within"
 
@@ -92,7 +97,7 @@ def test_that_test_fails_where_a_stale_intent_is_ignored(
 def test_a_process_that_lives_within_its_act_is_no_fault(memory: FaultMemory) -> None:
     other = Other()
     assert memory.found() == ()
-    assert not memory.forget()
+    assert not memory.forget(stressed=True)
     other.go_on()
     assert other.line() == "after"
     assert memory.found() == ()
@@ -123,9 +128,124 @@ def test_the_newest_fault_is_kept_until_it_is_forgotten(memory: FaultMemory) -> 
     assert said.startswith("another, 20")
     assert is_remembered(memory)
     assert len(memory.found()) == 2
-    assert memory.forget()
+    assert memory.forget(stressed=True)
     assert memory.found() == ()
-    assert not memory.forget()
+    assert not memory.forget(stressed=True)
+
+
+# Metal's words, as MLX hands them on.
+METAL = "[METAL] Command buffer execution failed: "
+INNOCENT = (
+    "Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)",
+    "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)",
+    "Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)",
+    "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
+    "Ignored (for causing prior/excessive GPU errors) "
+    "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)",
+    "Discarded (victim of GPU error/recovery) "
+    "(00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)",
+)
+GUILTY = (
+    "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)",
+    "the first mapping took over 20 s",
+)
+
+
+@pytest.mark.parametrize("words", [*INNOCENT, *GUILTY])
+def test_only_what_the_memory_has_caused_is_its_fault(words: str, memory: FaultMemory) -> None:
+    memory.record(f"serving failed: {METAL}{words}")
+    with pytest.raises(RuntimeError), memory.intent(Act.MAP):
+        raise RuntimeError(f"the GPU failed in zero_blocks: {words}")
+    assert bool(memory.found()) == (words in GUILTY)
+
+
+# --- the machine goes down while the backend serves ----------------------------------------------
+
+RESTARTS = [(), (1,), (1, 1), (1, 2), (1, 2, 3), (2, 2, 2, 1)]
+
+
+@pytest.mark.parametrize("boots", RESTARTS)
+def test_a_machine_that_went_down_twice_while_serving_is_taken_seriously(
+    boots: tuple[int, ...], memory: FaultMemory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``boots`` are the numbers of the starts in which a server was cut off; several at once are
+    one crash."""
+    sessions: dict[Path, str] = {}
+    for boot in boots:
+        with monkeypatch.context() as patch:
+            patch.setattr(fault_memory, "boot_id", lambda boot=boot: f"boot {boot}")
+            with memory.session():
+                (path,) = folder.iterdir()
+                sessions[path] = path.read_text()
+    for path, text in sessions.items():
+        path.write_text(text)
+    assert len(sessions) == len(boots)
+    crashes = len(set(boots))
+    assert bool(memory.warning()) == (crashes == 1)
+    assert len(memory.found()) == (crashes if crashes > 1 else 0)
+    assert all("this machine went down while quire served" in said for said in memory.found())
+    assert FaultMemory(KVBackend.PAGED).warning() == ""
+
+
+def test_a_server_that_was_killed_says_nothing_about_the_machine(
+    memory: FaultMemory, folder: Path
+) -> None:
+    for _ in range(3):
+        Other(Act.SERVE).kill()
+    assert (memory.warning(), memory.found()) == ("", ())
+    assert len(list(folder.iterdir())) == 1, "the others were forgotten by the next one"
+    with memory.session():
+        assert memory.warning() == ""
+    assert list(folder.iterdir()) == [], "an ordered end leaves nothing"
+
+
+def test_a_server_that_was_killed_before_the_machine_was_started_again_counts_as_a_crash(
+    memory: FaultMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Other(Act.SERVE).kill()
+    monkeypatch.setattr(fault_memory, "boot_id", lambda: "another")
+    assert memory.found() == ()
+    assert "the next time, another KV backend serves; `quire doctor --stress`" in memory.warning()
+    assert not memory.forget(stressed=False)
+    assert memory.forget(stressed=True)
+    assert memory.warning() == ""
+
+
+def test_a_session_without_a_file_is_one_all_the_same(
+    memory: FaultMemory, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.write_text("a file")
+    with memory.session():
+        assert "serving of sparse on Metal is not guarded" in caplog.text
+
+
+# --- what a test without load has proved --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("act", "forgotten"),
+    [
+        (Act.MAP, True),
+        (Act.UNMAP, True),
+        (Act.RELEASE, True),
+        (Act.RELEASE_TEST, True),
+        (Act.STRESS, False),
+        (None, False),
+    ],
+)
+def test_a_fault_under_load_is_forgotten_after_a_stress_test_only(
+    act: Act | None, forgotten: bool, memory: FaultMemory
+) -> None:
+    if act is None:
+        memory.record("serving failed: a mapping took over 20 s")
+    else:
+        with pytest.raises(RuntimeError), memory.intent(act):
+            raise RuntimeError("no answer")
+        Other(act).kill()
+    assert memory.forget(stressed=False) == forgotten
+    assert bool(memory.found()) != forgotten
+    assert memory.forget(stressed=True) != forgotten
+    assert memory.found() == ()
 
 
 @pytest.mark.parametrize("changed", ["model", "processor", "system", "mlx"])

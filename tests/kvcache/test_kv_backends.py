@@ -69,13 +69,13 @@ def test_what_has_failed_here_before_is_neither_tried_nor_taken() -> None:
     assert choice.kv_backend is KVBackend.PAGED
     assert choice.warnings == choice.reasons[:1]
     assert "not sparse on Metal: it has failed on this machine" in choice.warnings[0]
-    assert "it hung. `quire doctor` tries it again" in choice.warnings[0]
+    assert "it hung. `quire doctor --stress` tries it again" in choice.warnings[0]
 
 
 def test_what_has_failed_here_before_is_refused_to_who_asks_for_it() -> None:
     with pytest.raises(KVBackendError) as caught:
         choose_kv_backend("sparse", no_metal="", trial=never, remembered=once)
-    for words in ("it hung", "`quire doctor`", "--kv-backend auto"):
+    for words in ("it hung", "`quire doctor --stress`", "--kv-backend auto"):
         assert words in str(caught.value)
     taken = choose_kv_backend("paged", no_metal="", trial=broken(), remembered=once)
     assert taken.kv_backend is KVBackend.PAGED

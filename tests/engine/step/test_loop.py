@@ -1,5 +1,6 @@
 """The loop around the steps: failures, idleness, the end."""
 
+import itertools
 import threading
 import time
 from dataclasses import replace
@@ -9,15 +10,17 @@ import pytest
 
 from engine.build import build_engine, plan_engine
 from engine.figures import MlxMemory
+from engine.journal import Journal
 from engine.machine import MachineMemory
 from engine.messages import Abort, SetMemoryPressure, Stop
 from engine.models.checkpoint import read_checkpoint
-from engine.step.loop import EngineLoop, KVBackendFaults
+from engine.step.loop import HEALTH_CHECK_ID, EngineLoop
 from engine.step.pipeline import FAILURE_WINDOW_S
 from engine.step.plan import NO_STEP, InFlightStep, StepPlan
 from engine.step.scheduler import Scheduler
 from engine.types import EngineFailedError, FinishReason, Request, SamplingParams
 from kvcache.backend import BackendFailedError
+from kvcache.kv_backends import KVBackend
 from tests.engines import (
     BLOCK_BYTES,
     CONFIG,
@@ -440,22 +443,78 @@ def test_fault_25_when_it_is_over_all_come_in_together_again() -> None:
     assert loop._kv._first.allocator.keeps_slack
 
 
-def fail() -> None:
-    raise BackendFailedError("no answer")
+# --- after deaths of earlier processes --------------------------------------------------------
 
 
-def test_a_fault_is_remembered_where_it_ends_the_engine_and_where_it_is_looked_for() -> None:
-    told: list[str] = []
-    faults = KVBackendFaults(fail, told.append)
-    with pytest.raises(BackendFailedError), faults.recording():
-        fail()
-    assert isinstance(faults.find(), BackendFailedError)
-    assert told == ["serving failed: no answer"] * 2
+def journal_of(*deaths: list[tuple[int, ...]]) -> Journal:
+    """The journal after deaths at which these prompts ran."""
+    for prompts in deaths:
+        Journal(KVBackend.PAGED, b"model", b"key").record(EngineFailedError("lost"), prompts)
+    return Journal(KVBackend.PAGED, b"model", b"key")
 
 
-def test_other_failures_are_none_of_the_kv_backends() -> None:
-    told: list[str] = []
-    with pytest.raises(ValueError, match="own"), KVBackendFaults(fail, told.append).recording():
-        raise ValueError("a request's own")
-    assert KVBackendFaults().find() is None
-    assert told == []
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_what_ran_at_two_deaths_runs_alone_and_is_answered(others: int) -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers)
+    loop._journal = journal_of([(5, 6), (1,)], [(5, 6), (2,)])
+    prompts = [[5, 6], *[[7 + number] for number in range(others)]]
+    for number, prompt in enumerate(reversed(prompts)):
+        loop.mailbox.put(greedy(number, prompt, 5))
+    together = 0
+    for _ in steps(loop):
+        running, _ = loop._scheduler.sequences
+        together = max(together, len(running))
+        suspect = [sequence for sequence in running if sequence.token_ids[:2] == [5, 6]]
+        assert not suspect or len(running) == 1
+    assert answers.finished == dict.fromkeys(range(others + 1), FinishReason.LENGTH)
+    assert answers.tokens[others] == recall_many([5, 6], 5, len(SHAPE.layers), VOCAB)
+    assert together == max(1, others)
+
+
+def test_what_was_alone_at_a_death_is_refused_by_its_digest_and_nothing_else_is() -> None:
+    answers = Answers.empty()
+    loop = recall_loop(answers)
+    loop._journal = journal_of([(5, 6), (1,)], [(5, 6)])
+    loop.mailbox.put(greedy(1, [5, 6], 5))
+    loop.mailbox.put(greedy(2, [5, 6, 7], 5))
+    for _ in steps(loop):
+        pass
+    assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
+    why = answers.messages[1]
+    assert why is not None
+    assert "it is refused" in why
+    assert loop._journal.digest((5, 6)) in why
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_death_is_remembered_with_the_prompts_that_ran(
+    hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = recall_loop(Answers.empty())
+    loop._journal = journal_of()
+    loop.mailbox.put(greedy(1, [5, 6], 50))
+    loop.mailbox.put(greedy(HEALTH_CHECK_ID, [0] * 300, 1))
+    loop.run_once()
+    assert loop._scheduler.num_running == 2
+    if hangs:
+        assert loop.record_hang() is None
+    else:
+        monkeypatch.setattr(loop, "run_once", lambda: loop._kv.views(None))  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            loop.run()
+    journal = journal_of([(5, 6)])
+    assert journal.trust((5, 6)) == "refused", "it was alone"
+    assert journal.trust((0,)) == "beside others"
+    loop.close()
+
+
+def test_an_hour_of_steps_without_a_failure_is_a_recovery() -> None:
+    loop = recall_loop(Answers.empty())
+    times = itertools.count(1e9, 600.0)
+    use_clock(loop, lambda: next(times))
+    loop._journal = journal_of([(5, 6)], [(5, 6)])
+    loop.mailbox.put(greedy(1, [1, 2, 3], 9))
+    for _ in steps(loop):
+        pass
+    assert journal_of().trust((5, 6)) == "beside others"

@@ -166,6 +166,21 @@ def test_a_chunk_is_smaller_behind_a_long_context_and_leaves_the_rest_to_others(
     assert run_step(s)[0] == [(2, 1, 1), (1, 19, 7)]
 
 
+@pytest.mark.parametrize("suspects", [(1,), (2,), (3,), (1, 3), (2, 3), (1, 2, 3)])
+def test_a_request_that_runs_alone_waits_for_others_and_others_wait_for_it(
+    suspects: tuple[int, ...],
+) -> None:
+    s, _ = scheduler()
+    for number in (1, 2, 3):
+        s.add(request(number, prompt=5, max_tokens=3), alone=number in suspects)
+    beside: list[set[int]] = []
+    while s.num_running + s.num_waiting:
+        beside.append({entry[0] for entry in run_step(s)[0]})
+    assert {1, 2, 3} == set().union(*beside)
+    assert all(len(ids) == 1 for ids in beside if ids.intersection(suspects))
+    assert max(map(len, beside)) == (2 if suspects in ((1,), (3,)) else 1)
+
+
 def test_several_prompts_share_a_step() -> None:
     s, _ = scheduler(budget=16)
     for number, length in ((1, 5), (2, 6), (3, 30)):

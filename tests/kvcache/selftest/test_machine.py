@@ -15,6 +15,7 @@ from kvcache.selftest import machine
 from kvcache.selftest.machine import (
     FOOTPRINT_FIELD,
     RusageInfo,
+    boot_id,
     footprint_with,
     installed_mlx,
     process_footprint,
@@ -43,8 +44,20 @@ def test_linux_names_its_kernel_and_processor(
     assert platform.release() in this_machine().system
 
 
-def test_a_mac_names_its_model_and_its_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"hw.model": "Mac15,6\n", "machdep.cpu.brand_string": "Apple M3 Pro\n"}
+def test_linux_names_its_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(machine, "BOOT_ID", tmp_path / "boot_id")
+    assert boot_id() == "unknown"
+    (tmp_path / "boot_id").write_text("0b7e\n")
+    assert boot_id() == "0b7e"
+
+
+def test_a_mac_names_its_model_its_build_and_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {
+        "hw.model": "Mac15,6\n",
+        "machdep.cpu.brand_string": "Apple M3 Pro\n",
+        "kern.bootsessionuuid": "6E1C\n",
+    }
 
     def sysctl(command: list[str], **_: Any) -> SimpleNamespace:
         return SimpleNamespace(stdout=names.get(command[-1], ""))
@@ -55,6 +68,7 @@ def test_a_mac_names_its_model_and_its_build(monkeypatch: pytest.MonkeyPatch) ->
     its = this_machine()
     assert (its.model, its.processor) == ("Mac15,6", "Apple M3 Pro")
     assert its.system == "macOS 26.4 (unknown)"
+    assert boot_id() == "6E1C"
 
 
 def test_mlx_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:

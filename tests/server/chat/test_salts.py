@@ -54,6 +54,7 @@ def test_a_salt_holds_nothing_of_what_it_was_made_from_and_has_one_length() -> N
         assert (len(salt.tenant), len(salt.client)) == (32, 32)
         assert "zebra" not in repr(salt) + repr(salts)
     assert salts.salt("", None).client == b""
+    assert salts.digest_key != Salts(SECRET[::-1]).digest_key
 
 
 def test_another_secret_makes_other_salts_and_the_same_one_the_same() -> None:

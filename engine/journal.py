@@ -1,0 +1,124 @@
+"""Remembers across restarts how the engine has died on a GPU, so that the next start is gentler.
+
+A death is an error that ended the engine, or a step that hung. The prompts that ran at a death are
+kept as digests of their tokens under a secret key, never as tokens."""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from hashlib import blake2b, sha256
+from typing import Literal, TypedDict
+
+import numpy as np
+
+from engine.config import EngineConfig
+from kvcache.backend import BackendFailedError
+from kvcache.fault_memory import DEATHS, FaultMemory, read_record, write_record
+from kvcache.gpu_failures import GPUFailure
+from kvcache.kv_backends import KVBackend
+from kvcache.selftest.machine import this_machine
+from kvcache.user_folders import cache_folder
+
+log = logging.getLogger(__name__)
+
+# Each death in a slow step divides the target for a step's time, each death for lack of memory
+# divides the most tokens of a step.
+SLOW_DIVISOR, MEMORY_DIVISOR = 4, 2
+# A prompt that ran at this many deaths runs alone. If it ran alone at one of them, it is refused.
+DEATHS_SUSPECTED = 2
+# Deaths are forgotten after this time of completed steps.
+HEALTHY_S = 3600.0
+MAX_DEATHS = 16
+Trust = Literal["beside others", "alone", "refused"]
+
+
+class Death(TypedDict):
+    """An end of the engine by an error: the name of a GPUFailure or "", and the digests of the
+    prompts that ran."""
+
+    failure: str
+    prompts: list[str]
+
+
+class Journal:
+    """The deaths of one model's engine on this machine, with this system and this MLX, and the
+    faults of its KV backend. Without a GPU, nothing is remembered."""
+
+    def __init__(
+        self, kv_backend: KVBackend = KVBackend.POSIX, model: bytes = b"", key: bytes = b""
+    ) -> None:
+        """``model`` is the model's digest. ``key`` makes digests of prompts; without a key, prompts
+        are not remembered."""
+        self._key = key
+        self._worked_s = 0.0
+        self._session = ExitStack()
+        self._deaths: list[Death] = []
+        self._memory = FaultMemory(kv_backend) if kv_backend.on_gpu else None
+        if self._memory is not None:
+            about = json.dumps([this_machine().as_json(), model.hex()])
+            self._name = f"{DEATHS}{sha256(about.encode()).hexdigest()[:16]}.json"
+            self._deaths = read_record(cache_folder() / self._name).get("deaths", [])
+            if not kv_backend.is_dense:
+                self._session.enter_context(self._memory.session())
+
+    def end(self) -> None:
+        """Note that the engine has ended, and not the machine under it."""
+        self._session.close()
+
+    def gentler(self, config: EngineConfig) -> tuple[EngineConfig, str]:
+        """Return the settings for an engine that has died, and a sentence about them, or ""."""
+        if not self._deaths:
+            return config, ""
+        kinds = [GPUFailure[death["failure"]] for death in self._deaths if death["failure"]]
+        slow = kinds.count(GPUFailure.INTERACTIVITY) + kinds.count(GPUFailure.TIMEOUT)
+        short = kinds.count(GPUFailure.OUT_OF_MEMORY)
+        target_ms = config.step_time_target_ms / SLOW_DIVISOR**slow
+        most = max(1, config.max_num_batched_tokens // MEMORY_DIVISOR**short)
+        effects = [f"prompts that ran at {DEATHS_SUSPECTED} failures run alone"]
+        effects += [f"steps are cut to {target_ms:g} ms"] if slow else []
+        effects += [f"a step computes {most} tokens at most"] if short else []
+        cause = kinds[-1].cause if kinds else "no failure of the GPU"
+        return replace(config, step_time_target_ms=target_ms, max_num_batched_tokens=most), (
+            f"this model's engine has failed here before ({cause}): {', '.join(effects)}, until it "
+            f"has worked for {HEALTHY_S / 60:.0f} minutes or `quire doctor` has run"
+        )
+
+    def trust(self, prompt_ids: Sequence[int]) -> Trust:
+        """Return whether a prompt may run beside others, must run alone, or is refused."""
+        digest = self.digest(prompt_ids) if self._deaths else ""
+        met = [death["prompts"] for death in self._deaths if digest in death["prompts"]]
+        if len(met) < DEATHS_SUSPECTED:
+            return "beside others"
+        return "refused" if [digest] in met else "alone"
+
+    def digest(self, prompt_ids: Sequence[int]) -> str:
+        tokens = np.array(prompt_ids, np.int64).tobytes()
+        return blake2b(tokens, key=self._key, digest_size=16).hexdigest()
+
+    def record(self, error: BaseException, prompts: Sequence[Sequence[int]]) -> None:
+        """Remember a death by ``error``, and the prompts that ran."""
+        if self._memory is None:
+            return
+        if isinstance(error, BackendFailedError):
+            self._memory.record(f"serving failed: {error}")
+        failure = GPUFailure.of(str(error))
+        digests = list(dict.fromkeys(map(self.digest, prompts))) if self._key else []
+        if failure or digests:
+            name = "" if failure is None else failure.name
+            self._write([*self._deaths, Death(failure=name, prompts=digests)][-MAX_DEATHS:])
+
+    def worked(self, seconds: float) -> None:
+        """Add the time of a completed step; forget all deaths after HEALTHY_S."""
+        self._worked_s += seconds
+        if self._deaths and self._worked_s >= HEALTHY_S:
+            self._deaths = []
+            self._write([])
+
+    def _write(self, deaths: list[Death]) -> None:
+        try:
+            os.close(write_record(self._name, {"deaths": deaths})[1])
+        except OSError as error:
+            log.warning("the engine's failures cannot be written down: %s", error)
