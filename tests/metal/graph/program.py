@@ -6,7 +6,7 @@
 The paths are those of `make -C tests/metal graph`. The machine says that it has a GPU, and MLX
 computes on its CPU streams. An interpreter that is started from there starts this again. A signal
 has the device fail from then on: SIGUSR1, it maps nothing any more; SIGUSR2, its next command ends
-with an error.
+with an error: one of quire's own, or of MLX's where METAL_ERROR names one (``MetalError``).
 """
 
 import os
@@ -15,6 +15,7 @@ import signal
 import stat
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 import mlx.core as mx
 
@@ -24,6 +25,55 @@ from tests.metal.graph import _standin
 MAPPING_LIMIT_S = 3.0
 DRIVERS_WORDS = "an error that the driver does not explain"
 INTERPRETER = "STANDIN_INTERPRETER"
+METAL_ERROR = "STANDIN_METAL_ERROR"
+# A step with this token fails as if the signal had come.
+CULPRIT = 511
+
+
+class MetalError:
+    """An error of Metal in a step of MLX's, as METAL_ERROR describes it: the place of the layer
+    whose command buffer fails, and Metal's words. MLX throws where it meets the error: while it
+    submits the rest of the step if the first layer has failed, with the next step's commands if a
+    middle one has, and where the step is awaited if the last one has."""
+
+    def __init__(self, place: str, words: str) -> None:
+        self._place = place
+        self._words = words
+        self._submissions: int | None = None
+        self.is_armed = False
+        self._eval, self._async_eval = mx.eval, mx.async_eval
+        mx.eval, mx.async_eval = self._awaited, self._submitted
+        from engine.step.plan import PendingToken
+        from engine.step.runner import ModelRunner
+
+        batch = ModelRunner._batch
+
+        def watched(runner: Any, entries: Any) -> Any:
+            known = (
+                entry.tokens for entry in entries if not isinstance(entry.tokens, PendingToken)
+            )
+            self.is_armed = self.is_armed or any(CULPRIT in tokens for tokens in known)
+            return batch(runner, entries)
+
+        ModelRunner._batch = watched  # type: ignore[method-assign]
+
+    def arm(self) -> None:
+        self.is_armed = True
+
+    def _submitted(self, *arrays: Any) -> None:
+        if self.is_armed and self._place != "last":
+            if self._place == "first" or self._submissions == 1:
+                self._throw()
+            self._submissions = 1
+        self._async_eval(*arrays)
+
+    def _awaited(self, *arrays: Any) -> None:
+        if self.is_armed and (self._place == "last" or self._submissions == 1):
+            self._throw()
+        self._eval(*arrays)
+
+    def _throw(self) -> NoReturn:
+        raise RuntimeError(f"[METAL] Command buffer execution failed: {self._words}.")
 
 
 def interpreter(folder: Path) -> Path:
@@ -43,6 +93,9 @@ def main() -> None:
     _standin.start(1)
     signal.signal(signal.SIGUSR1, lambda *_: _standin.stall_mappings())
     signal.signal(signal.SIGUSR2, lambda *_: _standin.fail_next_commands(DRIVERS_WORDS))
+    if (error := os.environ.get(METAL_ERROR)) and "serve" in arguments:
+        metal = MetalError(*error.split(":", 1))
+        signal.signal(signal.SIGUSR2, lambda *_: metal.arm())
     sys.executable = os.environ[INTERPRETER]
     sys.argv = [program, *arguments]
     # What the stress test is about.
