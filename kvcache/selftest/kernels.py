@@ -1,5 +1,7 @@
 """The self-test that compares the results of kernels and of MLX's products with float64."""
 
+import time
+from collections.abc import Iterable
 from functools import partial
 
 import mlx.core as mx
@@ -37,6 +39,8 @@ DELTA_STEPS = (5, 1, 3)
 KV_HEADS = 2
 QUERY_HEADS = 8
 ROPE_BASE = 1e6
+# How often a timed step reads K and V, and how many steps are timed.
+READS, TIMED_STEPS = 8, 4
 EPS = 1e-6
 # The allowed error of results around 1. Some GPUs multiply even float32 with 11 bits.
 TOLERANCE = {mx.float32: 0.01, mx.float16: 0.02, mx.bfloat16: 0.06}
@@ -260,6 +264,34 @@ class KernelChecks:
         return Result(text, {"greatest_difference": worst, "allowed": allowed})
 
 
+class BandwidthChecks(KernelChecks):
+    """Measures how fast attention reads K and V, with one row of one sequence, and of each."""
+
+    def checks(self) -> list[NamedCheck]:
+        counts = (1, len(LENGTHS))
+        return [("map", self._map), *((f"{n} sequences", partial(self._read, n)) for n in counts)]
+
+    def _read(self, sequences: int) -> Result:
+        seconds = min(self._time_attention(sequences) for _ in range(TIMED_STEPS))
+        tokens = READS * sequences * self._group.max_tokens
+        per_s = tokens * self._group.bytes_per_token / seconds
+        return Result(f"{per_s / 1e9:.1f} GB/s", {"bytes_per_s": per_s})
+
+    def _time_attention(self, sequences: int) -> float:
+        """Return the seconds in which the last rows of sequences attend READS times to all rows."""
+        plan = [(number, 1) for number in range(sequences)]
+        kv_heads, last = self._layer.kv_heads, self._group.max_tokens - 1
+        queries, keys = (self._array(self._draw(n, plan)) for n in (QUERY_HEADS, kv_heads))
+        rows = self._backend.rows([Segment(number, last, 1) for number, _ in plan])
+        self._token, queries = rows.append(self._token, self._layer, queries, keys, keys, None)
+        operands = self._token, self._layer, queries, self._scale
+        attended = [rows.decode_attention(*operands) for _ in range(READS)]
+        arrays = rows.end([*attended, self._token])
+        started = time.monotonic()
+        mx.eval(arrays)
+        return time.monotonic() - started
+
+
 def _copied(region: mx.array) -> mx.array:
     """Copy a region into MLX's memory, because the host cannot read memory that only a GPU has."""
     return region.astype(mx.float32) + 0
@@ -276,14 +308,17 @@ def _difference(array: mx.array, want: Rows) -> float:
 # --- products with weights in four bits -----------------------------------------------------------
 
 
-def product_checks() -> list[NamedCheck]:
-    """Return a check for each number of rows in ``PRODUCT_ROWS`` and of pairs in ``PAIRS``. MLX
-    chooses a kernel by this number, and some systems compile one of the kernels wrongly."""
+def product_checks(
+    numbers: Iterable[int] = PRODUCT_ROWS, pairs: Iterable[int] = PAIRS
+) -> list[NamedCheck]:
+    """Return a check for each number of rows, and two for each number of pairs of a row and its
+    expert. MLX chooses a kernel by these numbers, and some systems compile one of the kernels
+    wrongly."""
     return [
-        *((f"multiply {rows}", partial(_multiply, rows)) for rows in PRODUCT_ROWS),
+        *((f"multiply {rows}", partial(_multiply, rows)) for rows in numbers),
         *(
-            (f"experts {pairs}{' in order' * ordered}", partial(_multiply_chosen, pairs, ordered))
-            for pairs in PAIRS
+            (f"experts {count}{' in order' * ordered}", partial(_multiply_chosen, count, ordered))
+            for count in pairs
             for ordered in (False, True)
         ),
     ]
@@ -292,11 +327,14 @@ def product_checks() -> list[NamedCheck]:
 def _multiply(rows: int) -> Result:
     random = np.random.default_rng(rows)
     inputs, weights = _drawn(random, rows, INPUTS), _drawn(random, OUTPUTS, INPUTS)
-    codes, scales, biases = mx.quantize(weights, group_size=GROUP, bits=BITS)
-    got = mx.quantized_matmul(
-        inputs, codes, scales, biases, transpose=True, group_size=GROUP, bits=BITS
-    )
-    return _judged(got, _numbers(inputs) @ _unpacked(codes, scales, biases).T)
+    packed = mx.quantize(weights, group_size=GROUP, bits=BITS)
+    multiply = partial(mx.quantized_matmul, transpose=True, group_size=GROUP, bits=BITS)
+    got = multiply(inputs, *packed)
+    alone = mx.concatenate([multiply(row[None], *packed) for row in inputs])
+    others = int((_numbers(got) != _numbers(alone)).any(axis=1).sum())
+    result = _judged(got, _numbers(inputs) @ _unpacked(*packed).T)
+    text = f"{result.text}; {others} of {rows} rows have other bits than alone"
+    return Result(text, {**result.figures, "rows_with_other_bits": others})
 
 
 def _multiply_chosen(pairs: int, ordered: bool) -> Result:

@@ -119,6 +119,7 @@ def unmap_blocks(backend: PageBackend, buffer: int, count: int) -> Result:
 
 def release_heap(backend: PageBackend, blocks: int, heap_bytes: int) -> Result:
     """Map, unmap and release heap 0. Require that the process's memory then shrinks."""
+    started = time.monotonic()
     if backend.maps_while_running:
         ticket = backend.map_ahead(0, 0, 0, 0, blocks)
         finish(backend, ticket)
@@ -127,14 +128,18 @@ def release_heap(backend: PageBackend, blocks: int, heap_bytes: int) -> Result:
         require(backend.commit_heap(0), "the system refuses the memory of a heap")
         map_blocks(backend, 0, 0, 0, blocks)
         backend.finish_mappings()
+    map_s = time.monotonic() - started
     mapped = process_footprint()
+    started = time.monotonic()
     unmap_blocks(backend, 0, blocks)
+    unmap_s = time.monotonic() - started
     finish(backend, backend.release(0, 0, blocks))
     returned = mapped - process_footprint()
-    text = f"of {heap_bytes} bytes {returned} came back"
+    times = f"mapped in {1e3 * map_s:.1f} ms, unmapped in {1e3 * unmap_s:.1f} ms"
+    text = f"{times}; of {heap_bytes} bytes {returned} came back"
     require(returned >= RETURNED_SHARE * heap_bytes, text)
-    charged = backend.committed_bytes()
-    return Result(text, {"heap": heap_bytes, "returned": returned, "charged_after": charged})
+    figures = {"heap": heap_bytes, "returned": returned, "map_s": map_s, "unmap_s": unmap_s}
+    return Result(text, {**figures, "charged_after": backend.committed_bytes()})
 
 
 def finish(backend: PageBackend, ticket: int) -> None:
