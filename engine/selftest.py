@@ -215,7 +215,7 @@ def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> 
         missing = extension.fault
         if kv_backend.on_gpu:
             missing = no_metal if device is None else "; ".join(device.missing[kv_backend.setting])
-        reports[kv_backend] = _check_kv_backend(kv_backend, missing, options, progress)
+        reports[kv_backend] = check_kv_backend(kv_backend, missing, options, progress)
     on_gpu = [report for report in reports.values() if report.kv_backend.on_gpu]
     if options.forget_faults or any(report.tests and not report.fault for report in on_gpu):
         with suppress(OSError):
@@ -265,9 +265,10 @@ def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> 
     )
 
 
-def _check_kv_backend(
+def check_kv_backend(
     kv_backend: KVBackend, missing: str, options: SelfTestOptions, progress: Callable[[str], None]
 ) -> KVBackendReport:
+    """Test a backend as ``check_machine`` does. ``missing`` is the reason not to, or ""."""
     memory = FaultMemory(kv_backend)
     report = KVBackendReport(kv_backend, missing, faults=memory.found())
     if options.forget_faults:

@@ -179,9 +179,7 @@ def write_record(name: str, record: dict[str, Any]) -> tuple[Path, int]:
         # Lock the file before naming it: an intent without a lock counts as a crash.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(file, (json.dumps(record | at) + "\n").encode())
-        os.fsync(file)
-        if FULL_SYNC is not None:
-            fcntl.fcntl(file, FULL_SYNC)
+        write_through(file)
         os.replace(temporary, path)
     except OSError:
         os.close(file)
@@ -207,6 +205,13 @@ def _field(path: Path, name: str) -> Any:
 def _remove(path: Path, file: int) -> None:
     path.unlink(missing_ok=True)
     os.close(file)  # releases the lock, once the file is gone
+
+
+def write_through(file: int) -> None:
+    """Write an open file to the disk, past the cache of its drive. Raises OSError."""
+    os.fsync(file)
+    if FULL_SYNC is not None:
+        fcntl.fcntl(file, FULL_SYNC)
 
 
 def _is_left_behind(path: Path) -> bool:
