@@ -56,10 +56,12 @@ def bench_model(name: str, file: Path | None, *, as_json: bool) -> str:
         "memory_bytes": machine_memory().total_bytes,
         "model": model.served.id,
         "peak_memory_bytes": peak_bytes,
+        "planned": model.plan.memory.figures(),
+        "kv_backend": model.plan.kv_backend.kv_backend.setting,
         "quire": version("quire"),
     }
     if as_json:
-        return json.dumps(figures, indent=1)
+        return json.dumps(figures)
     rates = figures["decode_tokens_per_s"]
     return LINE.format(
         **figures,
@@ -94,7 +96,7 @@ async def _measure(client: EngineClient) -> dict[str, Any]:
             streams.append(submit(BEFORE_ANSWERS, limits.max_model_len - BEFORE_ANSWERS, streams))
         await _wait_for_first_tokens(streams)
         figures["decode_tokens_per_s"][count] = await _tokens_per_s(streams)
-    return figures
+    return figures | {"mlx_peak_bytes": client.stats.mlx.peak_bytes}
 
 
 async def _wait_for_first_tokens(streams: Sequence[TokenStream]) -> None:

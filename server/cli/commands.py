@@ -335,19 +335,38 @@ def doctor(
         bool,
         typer.Option(help="Forget what backends have done here before, whatever they do now."),
     ] = False,
+    first_hour: Annotated[
+        bool,
+        typer.Option(
+            help="Instead measure this machine for an hour at most, and write a file to publish, "
+            "without private data. The release and stress tests come last: save your work first."
+        ),
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="With --first-hour: a model to measure, beside the demo.")
+    ] = None,
 ) -> None:
     """Try everything that serving needs on this machine, and say what works and what would serve.
 
-    Ends with 0 if something can serve. Loads no model. Records which backends fail, and whether the
-    release test has passed; forgets the faults of backends that work now.
+    Ends with 0 if something can serve. Loads a model for --first-hour only. Records which backends
+    fail, and whether the release test has passed; forgets the faults of backends that work now.
     """
-    from server.cli.doctor import run_doctor
+    from server.cli.doctor import run_doctor, run_first_hour
 
+    def progress(what: str) -> None:
+        say(f"trying {what}")
+
+    tables = {"cache": {"kv_backend": kv_backend}}
     with one_sentence():
+        if first_hour:
+            say("this takes an hour at most; the last tests have crashed some Macs: save your work")
+            models = ["demo", *filter(None, [model])]
+            works = run_first_hour(config, tables, models, progress, typer.echo)
+            raise typer.Exit(0 if works else 1)
         text, serves = run_doctor(
             config,
-            {"cache": {"kv_backend": kv_backend}},
-            lambda test: say(f"trying {test}"),
+            tables,
+            progress,
             as_json=as_json,
             release_test=release_test,
             stress=stress,

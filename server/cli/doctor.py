@@ -2,14 +2,21 @@
 neither the native extension nor MLX, because either may be broken."""
 
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
+from engine.first_hour import FirstHour
 from engine.selftest import KVBackendReport, MachineReport, SelfTestOptions, check_machine
 from kvcache.memory_budget import gib
 from kvcache.selftest.run import SelfTest, SelfTestReport
 from server.cli.settings import read_settings
-from server.config import Tables, engine_config
+from server.config import SettingError, Tables, engine_config
+
+BENCH = (sys.executable, "-P", "-c", "from server.cli.commands import main; main()", "bench")
+# How many of a measurement's checks, its last ones, are printed.
+SHOWN_STEPS = 3
 
 
 def run_doctor(
@@ -27,6 +34,31 @@ def run_doctor(
     if as_json:
         return json.dumps(report.as_json(), indent=2), report.serves
     return "\n".join(report_lines(report)), report.serves
+
+
+def run_first_hour(
+    file: Path | None,
+    flags: Tables,
+    models: Sequence[str],
+    progress: Callable[[str], None],
+    tell: Callable[[str], None],
+) -> bool:
+    """Measure this machine and these models, and write a file into the working folder. Pass lines
+    of text to ``tell``. Return True if a backend works. Raises SettingError."""
+    config = engine_config(read_settings(file, flags))
+    path = Path(f"quire-first-hour-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
+    bench = [*BENCH, "--json", *(() if file is None else ("--config", str(file)))]
+    first_hour = FirstHour(config, path, bench, models)
+    try:
+        for row in first_hour.answers(progress):
+            tell(f"{row['id']}: {row['question']}")
+            steps = row["steps"][-SHOWN_STEPS:]
+            lines = [f"{step['name']}: {step['said']} ({step['seconds']:.2f} s)" for step in steps]
+            tell("\n".join(f"    {line}" for line in [*lines, row["fault"]] if line))
+    except OSError as error:
+        raise SettingError(f"{path}: {error.strerror}: run this in a folder of yours") from error
+    tell(f"All answers are in {path}, without private data: please attach it to an issue")
+    return first_hour.report is not None and first_hour.report.serves
 
 
 def report_lines(report: MachineReport) -> list[str]:

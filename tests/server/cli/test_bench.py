@@ -46,12 +46,14 @@ def test_json_has_the_same_figures(
     quire: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "SHORT_PROMPT_S", 0.0)
-    figures = json.loads(quire("bench", tiny_model, "--json").stdout)
+    (line,) = quire("bench", tiny_model, "--json").stdout.splitlines()
+    figures = json.loads(line)
     assert figures["prompt_tokens"] == 8, "after a slow prompt no longer one is tried"
     assert list(figures["decode_tokens_per_s"]) == ["1", "4"]
     assert all(rate > 0 for rate in figures["decode_tokens_per_s"].values())
     assert min(figures[name] for name in ("prompt_tokens_per_s", "peak_memory_bytes")) > 0
-    assert set(figures) >= {"chip", "memory_bytes", "model", "quire"}
+    assert set(figures) >= {"chip", "memory_bytes", "model", "quire", "mlx_peak_bytes"}
+    assert figures["planned"]["weights_bytes"] > 0
 
 
 def test_a_model_of_vectors_is_refused(quire: Run, tmp_path: Path) -> None:

@@ -281,6 +281,25 @@ def test_the_doctor_ends_with_0_if_something_can_serve(
     assert (second["as_json"], second["release_test"]) == (False, True)
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_the_first_hour_measures_the_demo_and_a_named_model(
+    quire: Run, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    from server.cli import doctor
+
+    def run_first_hour(_: Any, flags: Any, models: Any, told: Any, tell: Any) -> bool:
+        tell(f"{flags} {models}")
+        return works
+
+    monkeypatch.setattr(doctor, "run_first_hour", run_first_hour)
+    model = ["--model", "qwen3:4b"] if works else []
+    result = quire("doctor", "--first-hour", "--kv-backend", "posix", *model)
+    models = ["demo", *model[1:]]
+    said = f"{{'cache': {{'kv_backend': 'posix'}}}} {models}\n"
+    assert (result.exit_code, result.stdout) == (0 if works else 1, said)
+    assert "save your work" in result.stderr
+
+
 def test_the_doctor_refuses_a_wrong_setting_in_one_sentence(quire: Run) -> None:
     line = one_sentence(quire("doctor", "--kv-backend", "papyrus"), SETTINGS)
     assert line.startswith("quire: setting cache.kv_backend: ")

@@ -1,10 +1,14 @@
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
+from engine.first_hour import FirstHour
 from engine.selftest import Extension, MachineReport, SelfTestOptions
 from kvcache.kv_backends import KVBackend
 from kvcache.selftest.run import SelfTest
@@ -13,6 +17,44 @@ from server.cli.doctor import report_lines, run_doctor
 from server.config import Config, SettingError, engine_config
 from tests.engine.machine_reports import FAILED, MAC, PASSED, SAID, with_sparse
 from tests.metal_ext.programs import output_of
+
+
+@pytest.mark.parametrize("settings", [None, Path("quire.toml")])
+def test_the_first_hour_is_told_row_by_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: Path | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("quire.toml").touch()
+    hours: list[FirstHour] = []
+
+    def answers(hour: FirstHour, _: object) -> Iterator[dict[str, Any]]:
+        hours.append(hour)
+        steps = [{"name": name, "said": "well", "seconds": 2.0} for name in "abcd"]
+        yield {"id": "a test", "question": "How?", "steps": steps, "fault": ""}
+        hour.report = MAC
+        yield {"id": "a test", "question": "How?", "steps": [], "fault": "no GPU"}
+
+    monkeypatch.setattr(FirstHour, "answers", answers)
+    told: list[str] = []
+    assert doctor.run_first_hour(settings, {}, ["demo"], lambda _: None, told.append)
+    (hour,) = hours
+    lines = "    b: well (2.00 s)\n    c: well (2.00 s)\n    d: well (2.00 s)"
+    assert told[:4] == ["a test: How?", lines, "a test: How?", "    no GPU"]
+    assert str(hour.path) in told[4]
+    options = ["--config", "quire.toml"] if settings else []
+    assert [*hour.bench[:2], *hour.bench[4:]] == [
+        *(sys.executable, "-P", "bench", "--json", *options)
+    ]
+
+
+def test_a_folder_in_which_nothing_can_be_written_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Path, "open", mock.Mock(side_effect=PermissionError(13, "no")))
+    told: list[str] = []
+    with pytest.raises(SettingError, match=r"quire-first-hour-.*json: no: run this in a folder"):
+        doctor.run_first_hour(None, {}, ["demo"], lambda _: None, told.append)
+    assert told == []
 
 
 @pytest.fixture
