@@ -145,6 +145,8 @@ class EngineStats:
     """The duration of the newest completed step."""
     copied_bytes: int = 0
     """Bytes of K and V that were copied between blocks."""
+    command_buffers: int = 0
+    """The number of MLX's command buffers with a command over K and V; 0 on a CPU."""
     measured: Distributions = NOTHING_MEASURED
     mlx: MlxMemory = NO_MLX
     kv: KVStats | None = None

@@ -153,6 +153,10 @@ class PageBackend(Protocol):
     def late_signals(self) -> int:
         """The number of mapping points that waited for the signal of a step that had been read."""
 
+    @property
+    def command_buffers(self) -> int:
+        """The number of MLX's command buffers so far with work on this memory; 0 on a CPU."""
+
     def add_heap(self) -> bool:
         """Make a heap with the next number (0, 1, ...). Return False if the system refuses."""
 

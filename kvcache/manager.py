@@ -374,6 +374,10 @@ class KVCacheManager:
     def copied_bytes(self) -> int:
         return sum(group.backend.copied_bytes for group in self._groups)
 
+    @property
+    def command_buffers(self) -> int:
+        return max(group.backend.command_buffers for group in self._groups)
+
     def stats(self) -> KVStats:
         """Return the statistics of all groups together."""
         stats = total([group.stats(self._parts(n)) for n, group in enumerate(self._groups)])

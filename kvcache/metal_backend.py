@@ -208,6 +208,10 @@ class MetalBackend(NativeMemory):
     def late_signals(self) -> int:
         return self._kv_backend.late_signals
 
+    @property
+    def command_buffers(self) -> int:
+        return self._kv_backend.command_buffers
+
     def commit_heap(self, heap: int) -> bool:
         if heap not in self._released:
             return True

@@ -47,6 +47,10 @@ class NativeMemory:
     def late_signals(self) -> int:
         return 0
 
+    @property
+    def command_buffers(self) -> int:
+        return 0
+
     def add_heap(self) -> bool:
         try:
             self._heaps.append(self._new_heap())

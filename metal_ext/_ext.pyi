@@ -349,6 +349,9 @@ class MetalKVBackend:
     def late_signals(self) -> int:
         """The number of mapping points that waited for a step's signal, up to a second."""
     @property
+    def command_buffers(self) -> int:
+        """The number of MLX's command buffers so far with a command over this memory."""
+    @property
     def buffers_per_range(self) -> int: ...
     @property
     def failure(self) -> str:

@@ -425,6 +425,7 @@ class EngineLoop:
             token_budget=self._scheduler.budget.tokens,
             step_seconds=self._pipeline.step_seconds,
             copied_bytes=self._kv.copied_bytes,
+            command_buffers=self._kv.command_buffers,
             measured=self._pipeline.meter.snapshot,
             mlx=self._mlx_memory(),
             kv=self._kv.stats(),

@@ -183,6 +183,7 @@ void bind_kv_backend(nb::module_& m) {
         return s->memory->epochs().completed(); })
       .def_prop_ro("late_signals", [](const DeviceMemory& s) {
         return s->memory->epochs().late_signals(); })
+      .def_prop_ro("command_buffers", [](const DeviceMemory& s) { return s->command_buffers; })
       .def_prop_ro("buffers_per_range", [](const DeviceMemory& s) {
         return s->memory->buffers_per_range(); })
       .def_prop_ro("failure", [](const DeviceMemory& s) { return s->memory->failure(); })

@@ -76,7 +76,7 @@ async def _measure(client: EngineClient) -> dict[str, Any]:
     """Return the speeds of a prompt and of parallel answers. Raises EngineError on a failure."""
     client.attach()
     limits, random = client.limits, Random(0)  # noqa: S311 - tokens of prompts are no secrets
-    figures: dict[str, Any] = {"decode_tokens_per_s": {}}
+    figures: dict[str, Any] = {"decode_tokens_per_s": {}, "command_buffers_per_step": {}}
 
     def submit(tokens: int, answer: int, first: Sequence[TokenStream] = ()) -> TokenStream:
         prompt = tuple(random.randrange(limits.vocab_size) for _ in range(tokens))
@@ -95,7 +95,11 @@ async def _measure(client: EngineClient) -> dict[str, Any]:
         for _ in range(count):
             streams.append(submit(BEFORE_ANSWERS, limits.max_model_len - BEFORE_ANSWERS, streams))
         await _wait_for_first_tokens(streams)
+        before = client.stats
         figures["decode_tokens_per_s"][count] = await _tokens_per_s(streams)
+        after, buffers = client.stats, "command_buffers_per_step"
+        steps = max(1, after.steps - before.steps)
+        figures[buffers][count] = (after.command_buffers - before.command_buffers) / steps
     return figures | {"mlx_peak_bytes": client.stats.mlx.peak_bytes}
 
 

@@ -266,6 +266,7 @@ class KVBackend:
         self.maps_beside_steps = maps_beside_steps or kind != "sparse"
         self.finished = 0
         """How often mappings were finished."""
+        self.command_buffers = 0
         self.held: list[mx.array] = []
         self.ranges: list[Range] = []
         self.heaps: list[Heap] = []
@@ -355,6 +356,7 @@ class KVBackend:
         rows.closed = True
         self.open_epochs.discard(rows.epoch)
         self.completed_epoch = max(self.completed_epoch, rows.epoch)
+        self.command_buffers += 1
 
     def abandon(self, rows: Rows) -> None:
         self._device.calls.append("abandon")

@@ -71,6 +71,7 @@ class StrictMemory:
     name: str = "strict"
     copied_bytes: int = 0
     late_signals: int = 0
+    command_buffers: int = 0
     copies: int = 0
     points: int = 0
     """Mapping points at which anything was mapped or unmapped."""

@@ -30,6 +30,21 @@ def test_a_step_of_ragged_rows_and_a_chunk_is_attention(kind: str, shape: Shape)
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(5))
+def test_each_command_buffer_with_a_command_of_a_step_is_counted_once(kind: str, seed: int) -> None:
+    _standin.seed(seed)
+    stage = Stage(kind)
+    one = stage.open(64)
+    for _ in range(5):
+        _standin.hand_over()
+        counted, made = stage.kv_backend.command_buffers, _standin.counts()["command_buffers"]
+        stage.step((one, 1))
+        counted = stage.kv_backend.command_buffers - counted
+        assert 1 <= counted <= 1 + _standin.counts()["command_buffers"] - made
+    stage.end()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_decoding_rows_may_begin_anywhere_in_the_table(kind: str) -> None:
     stage = Stage(kind)
     one, other = stage.open(64), stage.open(64)

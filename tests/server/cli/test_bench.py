@@ -1,5 +1,6 @@
 """``quire bench``: a model of random weights is measured by the engine that serves it."""
 
+import itertools
 import json
 import re
 import resource
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from engine.client import TokenStream
+from engine.client import EngineClient, TokenStream
+from engine.figures import EngineStats
 from engine.types import FinishReason, TokenEvent
 from server.cli import bench
 from tests.models import write_embedding_model
@@ -54,6 +56,20 @@ def test_json_has_the_same_figures(
     assert min(figures[name] for name in ("prompt_tokens_per_s", "peak_memory_bytes")) > 0
     assert set(figures) >= {"chip", "memory_bytes", "model", "quire", "mlx_peak_bytes"}
     assert figures["planned"]["weights_bytes"] > 0
+    assert set(figures["command_buffers_per_step"].values()) == {0.0}, "a CPU has none"
+
+
+@pytest.mark.parametrize(
+    ("steps", "buffers", "per_step"), [(10, 70, 7), (8, 328, 41), (4, 2, 0.5), (1, 1, 1), (0, 3, 3)]
+)
+def test_command_buffers_are_counted_for_each_step(
+    quire: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, steps: int, buffers: int,
+    per_step: float,
+) -> None:  # fmt: skip
+    stats = (EngineStats(steps=n * steps, command_buffers=n * buffers) for n in itertools.count())
+    monkeypatch.setattr(EngineClient, "stats", property(lambda _: next(stats)))
+    figures = json.loads(quire("bench", tiny_model, "--json").stdout)
+    assert figures["command_buffers_per_step"] == {"1": per_step, "4": per_step}
 
 
 def test_a_model_of_vectors_is_refused(quire: Run, tmp_path: Path) -> None:

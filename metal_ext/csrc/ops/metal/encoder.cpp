@@ -34,7 +34,12 @@ Encoder::Encoder(const mx::Stream& stream, const char* operation)
     : stream_(stream), encoder_(checked_encoder(stream, operation)) {}
 
 void Encoder::use(MetalKVBackend& kv_backend) {
-  kv_backend.memory->residency().attach(encoder_.get_command_buffer()->commandQueue());
+  auto* const commands = encoder_.get_command_buffer();
+  if (kv_backend.newest_commands.get() != commands) {
+    kv_backend.newest_commands = NS::RetainPtr(commands);
+    ++kv_backend.command_buffers;
+  }
+  kv_backend.memory->residency().attach(commands->commandQueue());
   const auto resources = kv_backend.memory->residency().unattached();
   if (resources.empty()) {
     return;

@@ -46,6 +46,10 @@ struct MetalKVBackend {
   // encoder is retained so that no other encoder gets the same address.
   NS::SharedPtr<MTL::ComputeCommandEncoder> told;
   size_t told_resources = 0;
+  // The newest command buffer with a command over this memory, and how many there were. The buffer
+  // is retained so that no other buffer gets the same address.
+  NS::SharedPtr<MTL::CommandBuffer> newest_commands;
+  uint64_t command_buffers = 0;
 };
 
 using DeviceMemory = std::shared_ptr<MetalKVBackend>;
