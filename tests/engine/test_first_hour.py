@@ -48,7 +48,7 @@ class Children:
 
     def _check(
         self, kv_backend: KVBackend, missing: str, options: SelfTestOptions, _: object
-    ) -> KVBackendReport:
+    ) -> Any:
         assert options.release_test != options.stress
         test = SelfTest.STRESS if options.stress else SelfTest.RELEASE
         test = SelfTest.KV_BACKEND if self.report is FAILED else test

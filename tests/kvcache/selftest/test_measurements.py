@@ -1,5 +1,7 @@
 """What `quire doctor --first-hour` measures in processes of their own, in this one."""
 
+from typing import Any
+
 import mlx.core as mx
 import pytest
 
@@ -62,9 +64,9 @@ def test_rows_whose_bits_depend_on_their_number_are_counted(
     monkeypatch: pytest.MonkeyPatch, differs_from: int
 ) -> None:
     """Another kernel multiplies more rows, and one of its rows ends in another last bit."""
-    multiply = mx.quantized_matmul
+    multiply: Any = mx.quantized_matmul
 
-    def rounded(rows: mx.array, *weights: mx.array, **form: bool) -> mx.array:
+    def rounded(rows: mx.array, *weights: mx.array, **form: Any) -> mx.array:
         product = multiply(rows, *weights, **form)
         return product.at[0].multiply(1 + 2**-20) if len(rows) >= differs_from else product
 
