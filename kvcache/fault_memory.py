@@ -128,9 +128,9 @@ class FaultMemory:
             log.warning("a fault of %s cannot be remembered: %s", self._kv_backend, error)
 
     def forget(self, *, stressed: bool) -> bool:
-        """Remove the fault file, and intents and sessions left by crashes. Unless the backend has passed
-        a stress test (``stressed``), keep what happened under load. Return True if any file was
-        removed. Raises OSError."""
+        """Remove the fault file, and intents and sessions that crashes left. Unless the backend has
+        passed a stress test (``stressed``), keep what happened under load. Return True if any file
+        was removed. Raises OSError."""
         known = [p for p in self._files() if p.name == self._fault or _is_left_behind(p)]
         forgotten = [p for p in known if stressed or _field(p, "under_load") is False]
         for path in forgotten:

@@ -14,7 +14,6 @@ from engine.planning.memory import (
     ModelShape,
     Packing,
     Resident,
-    kv_bytes_per_token,
     kv_shape,
     memory_demand,
     own_packing,
@@ -172,7 +171,7 @@ def room_of(
     size = slot_bytes(shape)
     if not size:
         return Room(left)
-    kv_bytes = (config.max_model_len or 0) * kv_bytes_per_token(shape) + config.heap_bytes
+    kv_bytes = (config.max_model_len or 0) * kv_shape(shape).bytes_per_token + config.heap_bytes
     try:
         slots = slots_within(left, size, config.max_num_seqs, kv_bytes=kv_bytes)
     except BudgetError:

@@ -18,8 +18,8 @@ ALONE_TARGETS = 5.0
 MAX_SLOWDOWN = 3.0
 # The weight of the newest step in the moving average of the times of steps without prompts.
 NEWEST_WEIGHT = 0.2
-# Steps whose mean context is shorter than SHORT_CONTEXT, and steps whose mean context is LONG_CONTEXT
-# or longer, measure the cost of a pair together.
+# The cost of a pair is measured by two kinds of steps: with a mean context below SHORT_CONTEXT, and
+# with one of LONG_CONTEXT or more.
 SHORT_CONTEXT, LONG_CONTEXT = 2048, 8192
 # From this weight of a token on, attention takes most of a step's time, and its rows have no tiles.
 ATTENTION_WEIGHT = 2.0

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.models.checkpoint import promised_checkpoint
 from engine.models.families import FAMILIES
 from engine.planning.devices import DEVICES, Device, find_device
-from engine.planning.estimate import checkpoint_without_weights, plan_elsewhere
-from engine.planning.memory import read_shape
+from engine.planning.estimate import plan_elsewhere
 from kvcache.backend import Charge, Releases
 from kvcache.kv_backends import MetalDevice
 from kvcache.manager import KVCacheManager
@@ -68,7 +68,7 @@ def planned(folder: Path, family: str, name: str) -> MemoryPlan:
     assert chip is not None
     packed = {"quantization": {"group_size": 64, "bits": 4}}
     path = LARGEST[family].write(folder / "model", **packed)
-    checkpoint = checkpoint_without_weights(path, read_shape(path))
+    checkpoint = promised_checkpoint(path)
     return plan_elsewhere(CONFIG, checkpoint, chip, chip.memory_bytes).memory
 
 
