@@ -1,7 +1,8 @@
 """A model folder's weights as lazy MLX arrays. An array is read from its file when evaluated."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 
 import mlx.core as mx
@@ -34,28 +35,19 @@ class StoredMatrix:
     def dequantized(self, rows: mx.array | None = None, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
         """Return the plain numbers of ``rows``, or of all rows. If the matrix is quantized without
         biases, the numbers have ``dtype``."""
-        parts = (self.weight, self.scales, self.biases)
-        weight, scales, biases = (
-            array if array is None or rows is None else array[rows] for array in parts
-        )
-        assert weight is not None
-        if self.packing is None:
+        if rows is not None:
+            return self._changed(lambda array: array[rows]).dequantized(dtype=dtype)
+        weight, scales, biases, packing = self.weight, self.scales, self.biases, self.packing
+        if packing is None:
             return weight
         assert scales is not None
-        bits, group_size, mode = self.packing.bits, self.packing.group_size, self.packing.mode
+        bits, group_size, mode = packing.bits, packing.group_size, packing.mode
         scale_dtype = dtype if biases is None else scales.dtype
         return mx.dequantize(weight, scales, biases, group_size, bits, mode, dtype=scale_dtype)
 
     def uncounted(self) -> "StoredMatrix":
         """Return the evaluated matrix as aliases (metal_ext.uncounted)."""
-        parts = (self.weight, self.scales, self.biases)
-        transposable = self.packing is None
-        weight, scales, biases = (
-            array if array is None else metal_ext.uncounted(array, transposable=transposable)
-            for array in parts
-        )
-        assert weight is not None
-        return replace(self, weight=weight, scales=scales, biases=biases)
+        return self._changed(partial(metal_ext.uncounted, transposable=self.packing is None))
 
     def by_parts(self, parts: Sequence[int]) -> "StoredMatrix":
         """Sort the rows by part, as the field ``Matrix.parts`` describes."""
@@ -63,16 +55,17 @@ class StoredMatrix:
             return self
         assert self.bias is None
 
-        def ordered(array: mx.array | None) -> mx.array | None:
-            if array is None:
-                return None
+        def ordered(array: mx.array) -> mx.array:
             groups = array.reshape(-1, sum(parts), array.shape[-1])
             split = mx.split(groups, list(accumulate(parts))[:-1], axis=1)
             return mx.concatenate([part.flatten(0, 1) for part in split])
 
-        weight, scales, biases = map(ordered, (self.weight, self.scales, self.biases))
-        assert weight is not None
-        return StoredMatrix(weight, scales, biases, self.packing)
+        return self._changed(ordered)
+
+    def _changed(self, change: Callable[[mx.array], mx.array]) -> "StoredMatrix":
+        """Return the matrix with changed weight, and changed scales and biases if it has them."""
+        scales, biases = (a if a is None else change(a) for a in (self.scales, self.biases))
+        return replace(self, weight=change(self.weight), scales=scales, biases=biases)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
