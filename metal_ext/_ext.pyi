@@ -252,10 +252,10 @@ def region_view(
 
 def uncounted(array: mx.array, *, transposable: bool) -> mx.array:
     """Returns an alias: an array with the same memory. When MLX adds up the numbers that a command
-    buffer uses, the alias counts as one number. Only matrix products and lookups of rows may read
-    it, because MLX's arithmetic by element would read one number. Casts are right, too. With
-    ``transposable``, its transposed views are right, but MLX copies rows one number at a time.
-    Raises ValueError for an array that has not been evaluated."""
+    buffer uses, the alias counts as none. Matrix products, lookups of rows and casts may read it.
+    With ``transposable``, they may also read its transposed views, and arithmetic by element may
+    read it, but lookups of rows are slower. Raises ValueError for an array that has not been
+    evaluated."""
 
 def block_copy(
     token: mx.array,

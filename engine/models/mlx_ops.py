@@ -128,7 +128,7 @@ class MlxOps:
     def stop_counting(self) -> None:
         """Use the evaluated matrices under aliases, so that MLX does not count weights towards the
         size of a command buffer. Each product with experts would count the matrices of all experts,
-        and a step of a mixture would be 41 command buffers instead of 8. Activations, K and V
+        and a step of a mixture would be 42 command buffers instead of 7. Activations, K and V
         still count: they limit the memory that a command buffer holds, and how long it runs."""
         self._matrices = {name: matrix.uncounted() for name, matrix in self._matrices.items()}
 

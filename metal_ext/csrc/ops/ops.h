@@ -102,8 +102,8 @@ mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type);
 
-// Returns an alias of an evaluated array, whose data_size is 1. Throws std::invalid_argument for an
-// array that is not evaluated.
+// Returns an alias whose data_size is 0. Throws std::invalid_argument for an array that is not
+// evaluated.
 mx::array uncounted(const mx::array& array, bool transposable);
 
 mx::array block_copy(

@@ -65,18 +65,18 @@ mx::array region_view(
 
 mx::array uncounted(const mx::array& array, bool transposable) {
   if (!array.is_available()) {
-    throw std::invalid_argument("an array has an alias only when it has been evaluated");
+    throw std::invalid_argument("an array has an alias only when it is evaluated");
   }
-  // Without the flag `contiguous`, MLX casts and copies by shape and strides. With it, MLX would
-  // cast data_size elements. A transposed view keeps `row_contiguous`, so an alias that may be
-  // transposed has it only if its elements are in order in both directions.
-  const mx::array::Flags stored = array.flags();
-  const bool in_order = stored.row_contiguous && (stored.col_contiguous || !transposable);
+  // With a data_size of 1, arithmetic by element would take the alias for a scalar. Without the flag
+  // `contiguous`, MLX goes by shape and strides. A transposed view keeps `row_contiguous`, so an
+  // alias that may be transposed has it only if its elements are in order in both directions.
+  const mx::array::Flags flags = array.flags();
+  const bool in_order = flags.row_contiguous && (flags.col_contiguous || !transposable);
   mx::array alias(array.shape(), array.dtype(), nullptr, std::vector<mx::array>{});
   alias.copy_shared_buffer(
       array, array.strides(),
       {.contiguous = false, .row_contiguous = in_order, .col_contiguous = false},
-      /*data_size=*/1);
+      /*data_size=*/0);
   alias.set_status(mx::array::Status::available);
   return alias;
 }

@@ -3,6 +3,7 @@
 import mlx.core as mx
 import pytest
 
+import metal_ext
 from engine.models.config import MODES, Quantization
 from engine.models.stored import StoredWeights
 from engine.models.tensors import Matrix, Vector
@@ -42,6 +43,20 @@ def test_codes_are_words_and_can_be_plain_numbers(mode: str) -> None:
         assert rows.dtype == (mx.bfloat16 if mode == "affine" else dtype)
         assert mx.array_equal(rows, found.dequantized()[mx.array([3, 1])])
         assert mx.allclose(rows, PLAIN[mx.array([3, 1])], atol=1.0).item()
+
+
+@pytest.mark.parametrize(
+    "packing", [None, Quantization(4, 32), Quantization(3, 32), Quantization(4, 32, "mxfp4")]
+)
+def test_an_alias_has_the_same_numbers(packing: Quantization | None) -> None:
+    """Alone, and in a product by element, for which MLX looks at how many numbers count."""
+    found, norm = stored(packing).matrix(MATRIX), mx.arange(64).astype(mx.bfloat16)
+    with pytest.raises(ValueError, match="evaluated"):
+        metal_ext.uncounted(found.weight + 0, transposable=True)
+    mx.eval(found.arrays())
+    alias, rows = found.uncounted(), mx.array([3, 1])
+    assert mx.array_equal(alias.dequantized() * norm, found.dequantized() * norm)
+    assert mx.array_equal(alias.dequantized(rows), found.dequantized(rows))
 
 
 def test_what_is_taken_is_gone() -> None:
