@@ -125,7 +125,7 @@ def test_command_buffers_are_larger_on_an_m1_to_an_m4(processor: str, larger: bo
 def test_command_buffers_are_as_large_as_the_user_says() -> None:
     environment = {MB: "40"}
     prepare_environment(environment, "darwin", lambda: "Apple M1")
-    assert (environment[OPS], environment[MB]) == ("200", "40")
+    assert (environment[OPS], environment[MB]) == ("250", "40")
     environment = {}
     prepare_environment(environment, "linux", lambda: "Apple M1")
     assert environment == {}

@@ -1,7 +1,6 @@
 """MLX's operations against mlx-lm's own forward."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ import numpy as np
 import pytest
 
 from engine.models.checkpoint import read_checkpoint
-from engine.models.config import PACKINGS, Quantization
 from engine.models.cpu_ops import CpuOps
-from engine.models.mlx_ops import LEAST_SORTED_PAIRS, MlxOps, _multiply, _multiply_chosen, route
+from engine.models.mlx_ops import LEAST_SORTED_PAIRS, MlxOps, route
 from engine.models.spec import Experts, ModelSpec
-from engine.models.stored import StoredMatrix, StoredWeights
+from engine.models.stored import StoredWeights
 from engine.models.tensors import ModelTensors, model_tensors
 from kvcache.layout import KVFormat
 from metal_ext import CpuWorkers
@@ -78,38 +76,6 @@ def test_chunks_and_company_change_no_logit_beyond_rounding(tmp_path: Path) -> N
     got = step(model, kv, [(2, 59, b[59:]), (1, 40, a[40:]), (3, 0, c)], [0, 60, 93])
     want = mx.stack([forward(b)[-1], forward(a)[-1], forward(c)[-1]])
     assert spread(got, want) < TOLERANCE["float32"]
-
-
-def normal(seed: int, dtype: mx.Dtype, *shape: int) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
-
-
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
-@pytest.mark.parametrize("packing", [None, *PACKINGS], ids=str)
-def test_products_with_aliases_of_weights_have_the_same_bits(
-    packing: Quantization | None, dtype: mx.Dtype
-) -> None:
-    """dtype: of what is multiplied; MLX casts scales in bfloat16 to float32."""
-    chosen = mx.array([5, 0, 3, 3, 1], mx.uint32)
-    for outputs, inputs in ((64, 128), (8, 512), (1, 256)):
-        x, bias = normal(1, dtype, 5, inputs), normal(2, mx.bfloat16, outputs)
-        for experts, multiply in (
-            ((), _multiply),
-            ((6,), partial(_multiply_chosen, experts=chosen, ordered=False)),
-        ):
-            stored = mx.float32 if packing is None else mx.bfloat16  # of what MLX has on a CPU
-            parts = [normal(3, stored, *experts, outputs, inputs)]
-            if packing is not None:
-                how = packing.group_size, packing.bits, packing.mode
-                parts = [*mx.quantize(parts[0], *how)]
-            matrix = StoredMatrix(*parts, packing=packing, bias=None if experts else bias)
-            with pytest.raises(ValueError, match="evaluated"):
-                matrix.uncounted()
-            mx.eval(matrix.arrays())
-            aliases = matrix.uncounted()
-            assert mx.array_equal(multiply(x, aliases), multiply(x, matrix))
-            rows = mx.array([0, 0])
-            assert mx.array_equal(aliases.dequantized(rows), matrix.dequantized(rows))
 
 
 ITS = Experts(8, 3, inner_size=64, normalised=False, shared_inner_size=32)

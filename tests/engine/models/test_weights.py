@@ -12,8 +12,9 @@ from engine.models.cpu_ops import CpuOps
 from engine.models.mlx_ops import MlxOps
 from engine.models.weights import compute_itemsize, load_model
 from kvcache.layout import KVFormat
-from tests.engine.models.forwards import cache_for, step
-from tests.families import QWEN3_MOE, ROUTERS
+from tests.engine.models.forwards import cache_for, ours, step
+from tests.engine.models.hybrids import SPEC
+from tests.families import QWEN3_MOE, QWEN3_NEXT, ROUTERS
 from tests.kvcache.managers import join
 from tests.models import ModelSpec, write_model
 
@@ -56,13 +57,12 @@ def test_serving_imports_nothing_that_lowers_the_limit_of_open_files() -> None:
 @pytest.mark.parametrize(
     "how",
     [
-        {},
+        {"model_type": "qwen2", "architectures": []},
         {"dtype": "bfloat16", "spec": ModelSpec(tie_word_embeddings=False)},
         {"dtype": "float16", "bits": 3, "group_size": 64},
         {"dtype": "bfloat16", "bits": 4, "mode": "mxfp4"},
         {"dtype": "bfloat16", "bits": 4, "layers": ROUTERS} | QWEN3_MOE,
-        {"dtype": "bfloat16"} | QWEN3_MOE,
-        {"model_type": "qwen2", "architectures": []},
+        {"spec": SPEC} | QWEN3_NEXT,
     ],
     ids=str,
 )
@@ -74,7 +74,7 @@ def test_aliases_of_weights_change_no_bit_of_a_model(
     def logits() -> mx.array:
         kv = cache_for(checkpoint, KVFormat.FLOAT32)
         assert join(kv, 1, len(ids))
-        return step(load_model(checkpoint, lambda *_: None, None), kv, [(1, 0, ids)], ids)
+        return step(ours(checkpoint, packed=False), kv, [(1, 0, ids)], ids)
 
     aliased = logits()
     monkeypatch.setattr(MlxOps, "stop_counting", lambda _: None)
