@@ -14,8 +14,9 @@ import runpy
 import signal
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import mlx.core as mx
 
@@ -38,21 +39,19 @@ class MetalError:
 
     def __init__(self, place: str, words: str) -> None:
         self._place = place
-        self._words = words
-        self._submissions: int | None = None
+        self._words = f"[METAL] Command buffer execution failed: {words}."
+        self._has_failed = False
         self.is_armed = False
-        self._eval, self._async_eval = mx.eval, mx.async_eval
-        mx.eval, mx.async_eval = self._awaited, self._submitted
+        mx.async_eval = self._meeting(mx.async_eval, "first")
+        mx.eval = self._meeting(mx.eval, "last")
         from engine.step.plan import PendingToken
         from engine.step.runner import ModelRunner
 
         batch = ModelRunner._batch
 
         def watched(runner: Any, entries: Any) -> Any:
-            known = (
-                entry.tokens for entry in entries if not isinstance(entry.tokens, PendingToken)
-            )
-            self.is_armed = self.is_armed or any(CULPRIT in tokens for tokens in known)
+            known = [its.tokens for its in entries if not isinstance(its.tokens, PendingToken)]
+            self.is_armed |= any(CULPRIT in tokens for tokens in known)
             return batch(runner, entries)
 
         ModelRunner._batch = watched  # type: ignore[method-assign]
@@ -60,20 +59,16 @@ class MetalError:
     def arm(self) -> None:
         self.is_armed = True
 
-    def _submitted(self, *arrays: Any) -> None:
-        if self.is_armed and self._place != "last":
-            if self._place == "first" or self._submissions == 1:
-                self._throw()
-            self._submissions = 1
-        self._async_eval(*arrays)
+    def _meeting(self, call: Callable[..., None], place: str) -> Callable[..., None]:
+        """A call of MLX's that meets errors at a place."""
 
-    def _awaited(self, *arrays: Any) -> None:
-        if self.is_armed and (self._place == "last" or self._submissions == 1):
-            self._throw()
-        self._eval(*arrays)
+        def meeting(*arrays: Any) -> None:
+            if self.is_armed and (self._place == place or self._has_failed):
+                raise RuntimeError(self._words)
+            self._has_failed = self.is_armed and self._place == "middle" and place == "first"
+            call(*arrays)
 
-    def _throw(self) -> NoReturn:
-        raise RuntimeError(f"[METAL] Command buffer execution failed: {self._words}.")
+        return meeting
 
 
 def interpreter(folder: Path) -> Path:
