@@ -30,9 +30,6 @@ def take_mistakes() -> list[str]:
 def counts() -> dict[str, int]:
     """operations, commands, encoders, command_buffers, barriers, waits (for fences)."""
 
-def zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Evaluated, of any size: they take no memory."""
-
 def operations_behind(
     arrays: list[mx.array],
 ) -> list[tuple[str, list[tuple[int, int]], set[int]]]:

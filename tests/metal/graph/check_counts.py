@@ -1,9 +1,8 @@
-"""What a step of decoding costs the host, pinned: Qwen3-4B in four bits, one sequence; what a layer
-of a hybrid with heads like Qwen3.5-4B's does; and the commands, operations and command buffers of
-every kind of model that is served, with one and with eight sequences.
+"""What a step of decoding costs the host, pinned for the models of engine/models/README.md:
+commands, operations of MLX's graph, and command buffers, with one sequence and with eight.
 
 Counted in the graph that the engine's own forward makes of the whole model, as the engine loads it.
-Nothing of it is evaluated, and its weights are zeros that take no memory.
+Nothing of it is evaluated, and the numbers of each weight are one number, which takes no memory.
 """
 
 import json
@@ -29,6 +28,8 @@ from engine.models.mlx_ops import MlxOps
 from engine.models.spec import ModelSpec
 from engine.models.stored import StoredWeights
 from engine.models.weights import load_model
+from engine.planning.cost import CostModel
+from engine.planning.devices import CPU
 from kvcache.backend import Segment
 from kvcache.layout import KVFormat, paged_layout
 from kvcache.metal_backend import MetalBackend
@@ -36,16 +37,49 @@ from kvcache.slot_pool import StateSegment
 from kvcache.views import KVViews, OrderingHandles, layer_regions
 from metal_ext.loading import LARGER_BUFFERS
 from server.cli.suggestions import configs
-from tests.engine.models.hybrids import FIELDS
-from tests.families import PUBLISHED_DELTA, QWEN3_NEXT
+from tests.families import BONSAI, PUBLISHED_DELTA, QWEN3_NEXT, bonsai_modules
 from tests.metal.graph import _standin
 from tests.metal.graph.stage import PAGE, Shape, Stage
-from tests.models import QWEN3_4B, write_config
 
-PACKING = {"bits": 4, "group_size": 64, "mode": "affine"}
-DTYPES = {"U32": mx.uint32, "BF16": mx.bfloat16}
-SLOT_BYTES = 1 << 23
-LAYERS = 36
+SUGGESTED = configs()
+MODELS = SUGGESTED | {
+    "bonsai-2:27b": SUGGESTED["bonsai-2:27b"] | BONSAI | {"modules": bonsai_modules(64, 4, 1024)},
+    "qwen3:32b": SUGGESTED["qwen3:14b"]
+    | {"num_hidden_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600},
+    "qwen3-coder-next": SUGGESTED["qwen3.6:35b"]
+    | QWEN3_NEXT
+    | PUBLISHED_DELTA
+    | {"num_hidden_layers": 48, "vocab_size": 151936, "num_experts": 512}
+    | {"num_experts_per_tok": 10, "moe_intermediate_size": 512}
+    | {"shared_expert_intermediate_size": 512},
+    "qwen2.5:7b": SUGGESTED["qwen3:8b"]
+    | {"model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "vocab_size": 152064}
+    | {"num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944},
+    "qwen2.5-coder:32b": SUGGESTED["qwen3:14b"]
+    | {"model_type": "qwen2", "num_hidden_layers": 64, "vocab_size": 152064}
+    | {"intermediate_size": 27648},
+}
+"""Fields of config.json: of the models that quire suggests, and of further kinds."""
+TOKENS = 257  # of the first sequence: the fewest for which attention is two commands
+# For one sequence, and for eight: commands, operations, command buffers on each of CHIPS.
+COSTS = {
+    "qwen3.6:35b": ((1560, 2246, 7, 38, 31), (1800, 2566, 8, 44, 36)),
+    "qwen3-coder:30b": ((1450, 2320, 6, 36, 29), (1738, 2704, 7, 43, 35)),
+    "qwen3.6:27b": ((1018, 1088, 5, 25, 20), (1018, 1088, 6, 25, 20)),
+    "qwen3:14b": ((610, 736, 3, 15, 12), (610, 736, 4, 15, 12)),
+    "qwen3.5:9b": ((514, 552, 3, 13, 11), (514, 552, 3, 13, 11)),
+    "qwen3:8b": ((550, 664, 3, 14, 11), (550, 664, 3, 14, 11)),
+    "llama3.1:8b": ((490, 592, 2, 12, 10), (490, 592, 3, 12, 10)),
+    "qwen3.5:4b": ((514, 552, 3, 13, 11), (514, 552, 3, 13, 11)),
+    "qwen3:4b": ((550, 664, 3, 14, 11), (550, 664, 3, 14, 11)),
+    "llama3.2:3b": ((430, 520, 2, 11, 9), (430, 520, 3, 11, 9)),
+    "qwen3:1.7b": ((430, 520, 2, 11, 9), (430, 520, 3, 11, 9)),
+    "qwen3.5:0.8b": ((388, 418, 2, 10, 8), (388, 418, 2, 10, 8)),
+    "qwen3:0.6b": ((430, 520, 2, 11, 9), (430, 520, 2, 11, 9)),
+    "qwen3:32b": ((970, 1168, 4, 24, 20), (970, 1168, 6, 24, 20)),
+    "qwen3-coder-next": ((1870, 2692, 8, 46, 37), (2158, 3076, 9, 53, 43)),
+    "qwen2.5:7b": ((514, 688, 3, 13, 11), (514, 688, 3, 13, 11)),
+}
 LAYER = {
     "QuantizedMatmul": 7,
     "Reshape": 4,
@@ -55,8 +89,6 @@ LAYER = {
     "decode_attention": 1,
     "swiglu": 1,
 }
-# Of gated delta nets, and how many layers have one for each that attends.
-HYBRID = FIELDS | PUBLISHED_DELTA
 RECURRENT_LAYER = {
     "QuantizedMatmul": 8,
     "observed": 2,  # norms
@@ -65,7 +97,10 @@ RECURRENT_LAYER = {
     "gated_delta": 1,
     "swiglu": 1,
 }
-# The inputs that quire's operations, or views, copy first if they do not lie in order.
+DTYPES = {"U32": mx.uint32, "BF16": mx.bfloat16, "F16": mx.float16}
+SLOT_BYTES = 1 << 20
+ACTIVE_TASKS = 10  # command buffers beyond which MLX hands over nothing (transforms.cpp)
+# The inputs that quire's operations copy first if they do not lie in order.
 COPIED = {"decode_attention": {1}, "gated_delta": {*range(1, 9)}, "project_append": {1, 2, 3}}
 COPIED |= {"swiglu": {0, 1}}
 
@@ -76,13 +111,11 @@ class Chip(NamedTuple):
     commands: int
     mebinumbers: int
     splits: bool = False
-    """Whether it has two commands for some products of several rows."""
+    """Whether a product of eight rows with a large matrix may be two commands, as on M1 and M2."""
 
 
-LARGER = [int(most) for most in LARGER_BUFFERS.values()]
 CHIPS = {
-    "M1 and M2": Chip(*LARGER, splits=True),
-    "M3 and M4": Chip(*LARGER),
+    "M1 to M4": Chip(*map(int, LARGER_BUFFERS.values()), splits=True),
     "M5": Chip(40, 40),
     "M5 Max": Chip(50, 50),
 }
@@ -90,21 +123,12 @@ Operation = tuple[str, list[tuple[int, int]], set[int]]
 """As _standin.operations_behind returns it."""
 
 
-def step(folder: Path, tokens: int, layers: int = LAYERS, **fields: Any) -> list[Operation]:
-    """The operations that make one sequence's next token, which is its greatest logit.
-
-    tokens: that are attended to. fields: of config.json, where it is another model.
-    """
-    spec = replace(QWEN3_4B, num_hidden_layers=layers)
-    write_config(folder, spec, quantization=PACKING, **fields)
-    return operations(*load(folder), tokens)
-
-
-def load(folder: Path) -> tuple[ModelSpec, Forward]:
-    """A model whose weights are zeros that take no memory."""
-    checkpoint = promised_checkpoint(folder, 0)
+def load(folder: Path, name: str, **fields: Any) -> tuple[ModelSpec, Forward]:
+    """One of MODELS with other fields, and weights that are all ones."""
+    (folder / "config.json").write_text(json.dumps(MODELS[name] | fields))
+    checkpoint = promised_checkpoint(folder)
     weights = {
-        name: _standin.zeros(its.shape, DTYPES[its.dtype])
+        name: mx.broadcast_to(mx.ones((1,), DTYPES[its.dtype]), its.shape)
         for name, its in promised_tensors(ModelConfig(folder), checkpoint.tensors).items()
     }
     stored = StoredWeights(weights, checkpoint.packings.get)
@@ -112,19 +136,19 @@ def load(folder: Path) -> tuple[ModelSpec, Forward]:
         return checkpoint.spec, load_model(checkpoint, lambda *_: None, None)
 
 
-def operations(
-    spec: ModelSpec, forward: Forward, tokens: int, rows: int = 1, took_s: list[float] | None = None
-) -> list[Operation]:
-    """Of a step with so many sequences. The first has so many tokens, others one. took_s: gets the
-    processor's time for making the graph."""
+def step(
+    spec: ModelSpec, forward: Forward, tokens: int, rows: int = 1
+) -> tuple[list[Operation], float]:
+    """The operations that make the next token of each sequence, its greatest logit; and the
+    processor's time for making the graph. Of so many sequences the first has ``tokens``, others
+    one."""
     with views_of(spec, [tokens] + [1] * (rows - 1)) as views, one_operation_each():
         begun = time.process_time()
         states = forward.hidden(mx.array([1] * rows), views, mx.array([*range(rows)]))
         assert states is not None
         ends = views.step_end([forward.head(states).argmax(axis=-1)])
-        if took_s is not None:
-            took_s.append(time.process_time() - begun)
-        return _standin.operations_behind(ends)
+        took_s = time.process_time() - begun
+        return _standin.operations_behind(ends), took_s
 
 
 @contextmanager
@@ -152,6 +176,7 @@ def views_of(spec: ModelSpec, lengths: Sequence[int]) -> Iterator[KVViews]:
         slot = replace(shape.slot, offsets=(0,) * len(shape.states), slot_bytes=SLOT_BYTES)
         slots = backend.new_states(slot, sequences)
         begun = [StateSegment(1, None, ((1, number),)) for number in range(sequences)]
+        assert all(map(slots.commit, range(sequences)))
         states = slots.rows(begun, rows)
     views = KVViews(layer_regions(layout), kept, [rows], segments, 1, states)
     yield views
@@ -181,10 +206,6 @@ def one_operation_each() -> Iterator[None]:
         yield
 
 
-def names_of(operations: Sequence[Operation]) -> Counter[str]:
-    return Counter(name for name, *_ in operations)
-
-
 def commands(operations: Sequence[Operation], tokens: int, split_rows: int = 0) -> int:
     """How many commands the operations of a step over so many tokens have. split_rows: of a product
     on an M1 or M2, which has two commands for eight rows and a large matrix with few outputs (MLX's
@@ -200,38 +221,61 @@ def commands(operations: Sequence[Operation], tokens: int, split_rows: int = 0) 
     return total
 
 
-def command_buffers(operations: Sequence[Operation], tokens: int, chip: Chip, rows: int = 1) -> int:
+def command_buffers(operations: Sequence[Operation], chip: Chip, rows: int) -> int:
     """How many command buffers MLX fills. It ends one behind the operation with which it has more
     commands than allowed, or more times 2**20 numbers in the arrays that they use."""
     done, open_commands, seen = 0, 0, dict[int, int]()
     for operation in operations:
-        open_commands += commands([operation], tokens, rows * chip.splits)
+        open_commands += commands([operation], TOKENS, rows * chip.splits)
         seen = dict(operation[1]) | seen
         if open_commands > chip.commands or sum(seen.values()) >> 20 > chip.mebinumbers:
             done, open_commands, seen = done + 1, 0, {}
     return done + (open_commands > 0)
 
 
-@pytest.mark.parametrize(("tokens", "a_layer", "a_step"), [(256, 14, 514), (257, 15, 550)])
-def test_a_step_is_so_many_operations_and_commands(
-    tokens: int, a_layer: int, a_step: int, tmp_path: Path, report: list[str]
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_takes_few_command_buffers(name: str, tmp_path: Path, report: list[str]) -> None:
+    spec, forward = load(tmp_path, name)
+    kv, costs = spec.kv_shape(KVFormat.BFLOAT16, KVFormat.BFLOAT16), []
+    for rows in (1, 8):
+        operations, took_s = step(spec, forward, TOKENS, rows)
+        total = commands(operations, TOKENS)
+        buffers = {chip: command_buffers(operations, its, rows) for chip, its in CHIPS.items()}
+        costs.append((total, len(operations), *buffers.values()))
+        ahead = {chip: f"{min(1.0, ACTIVE_TASKS / its):.0%}" for chip, its in buffers.items()}
+        report.append(
+            f"{name}, {rows} at once: {total} commands, {len(operations)} operations; command "
+            f"buffers {buffers}, so that the host can be {ahead} of a step ahead; the graph takes "
+            f"{1e3 * took_s:.1f} ms of a processor here"
+        )
+        assert buffers.pop("M1 to M4") <= ACTIVE_TASKS
+        assert all(its <= total // CHIPS[chip].commands + 1 for chip, its in buffers.items())
+        assert total == sum(CostModel.of(CPU, spec, 10**9, kv).commands(rows)), "as planned"
+    assert tuple(costs) == COSTS[name]
+
+
+def test_weights_that_count_would_fill_many(tmp_path: Path) -> None:
+    with mock.patch.object(MlxOps, "stop_counting"):
+        operations, _ = step(*load(tmp_path, "qwen3.6:35b"), TOKENS)
+    assert [command_buffers(operations, chip, 1) for chip in CHIPS.values()] == [42, 83, 63]
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "layer", "cost"),
+    [
+        ("qwen3:4b", TOKENS - 1, LAYER, 14),
+        ("qwen3:4b", TOKENS, LAYER, 15),
+        ("qwen3.5:4b", TOKENS, RECURRENT_LAYER, 15),
+    ],
+)
+def test_a_layer_is_so_many_operations_and_commands(
+    name: str, tokens: int, layer: dict[str, int], cost: int, tmp_path: Path
 ) -> None:
-    whole, shorter = step(tmp_path, tokens), step(tmp_path, tokens, LAYERS - 1)
-    names = names_of(whole) - names_of(shorter)
-    report.append(
-        f"Qwen3-4B in 4 bits, one sequence of {tokens} tokens: {a_layer} commands and "
-        f"{names.total()} operations a layer, {a_step} and {len(whole)} a step"
+    whole, shorter = (
+        step(*load(tmp_path, name, num_hidden_layers=layers), tokens)[0] for layers in (6, 5)
     )
-    assert names == LAYER
-    assert commands(whole, tokens) == a_step
-    assert commands(whole, tokens) - commands(shorter, tokens) == a_layer
-
-
-def test_a_recurrent_layer_is_so_many_operations_and_commands(tmp_path: Path) -> None:
-    whole, shorter = (step(tmp_path, 200, layers, **HYBRID) for layers in (6, 5))
-    names = names_of(whole) - names_of(shorter)
-    assert names == RECURRENT_LAYER
-    assert commands(whole, 200) - commands(shorter, 200) == 15
+    assert Counter(name for name, *_ in whole) - Counter(name for name, *_ in shorter) == layer
+    assert commands(whole, tokens) - commands(shorter, tokens) == cost
 
 
 def test_commands_are_counted_as_they_are_encoded() -> None:
@@ -248,79 +292,3 @@ def test_commands_are_counted_as_they_are_encoded() -> None:
     before = _standin.counts()["commands"]
     mx.eval(metal_ext.swiglu(mx.ones((4, 4)), mx.ones((4, 4))))
     assert _standin.counts()["commands"] - before == 1
-
-
-ACTIVE_TASKS = 10  # command buffers beyond which MLX hands over nothing (transforms.cpp)
-SUGGESTED = configs()
-MODELS = SUGGESTED | {
-    "qwen3:32b": SUGGESTED["qwen3:14b"]
-    | {"num_hidden_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600},
-    "qwen3-coder-next": SUGGESTED["qwen3.6:35b"]
-    | QWEN3_NEXT
-    | PUBLISHED_DELTA
-    | {"num_hidden_layers": 48, "vocab_size": 151936, "num_experts": 512}
-    | {"num_experts_per_tok": 10, "moe_intermediate_size": 512}
-    | {"shared_expert_intermediate_size": 512},
-    "qwen2.5:7b": SUGGESTED["qwen3:8b"]
-    | {"model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 3584, "vocab_size": 152064}
-    | {"num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944},
-}
-"""Fields of config.json: of the models that quire suggests, and of further kinds."""
-# Of a step with one sequence and with eight, the first of 257 tokens: commands, operations of
-# MLX's graph, command buffers on each of CHIPS.
-COSTS = {
-    "qwen3.6:35b": ((1560, 2246, 7, 7, 38, 31), (1800, 2566, 8, 8, 44, 36)),
-    "qwen3-coder:30b": ((1450, 2320, 6, 6, 36, 29), (1738, 2704, 7, 7, 43, 35)),
-    "qwen3.6:27b": ((1018, 1088, 5, 5, 25, 20), (1018, 1088, 6, 5, 25, 20)),
-    "qwen3:14b": ((610, 736, 3, 3, 15, 12), (610, 736, 4, 3, 15, 12)),
-    "qwen3.5:9b": ((514, 552, 3, 3, 13, 11), (514, 552, 3, 3, 13, 11)),
-    "qwen3:8b": ((550, 664, 3, 3, 14, 11), (550, 664, 3, 3, 14, 11)),
-    "llama3.1:8b": ((490, 592, 2, 2, 12, 10), (490, 592, 3, 2, 12, 10)),
-    "qwen3.5:4b": ((514, 552, 3, 3, 13, 11), (514, 552, 3, 3, 13, 11)),
-    "qwen3:4b": ((550, 664, 3, 3, 14, 11), (550, 664, 3, 3, 14, 11)),
-    "llama3.2:3b": ((430, 520, 2, 2, 11, 9), (430, 520, 3, 2, 11, 9)),
-    "qwen3:1.7b": ((430, 520, 2, 2, 11, 9), (430, 520, 3, 2, 11, 9)),
-    "qwen3.5:0.8b": ((388, 418, 2, 2, 10, 8), (388, 418, 2, 2, 10, 8)),
-    "qwen3:0.6b": ((430, 520, 2, 2, 11, 9), (430, 520, 2, 2, 11, 9)),
-    "qwen3:32b": ((970, 1168, 4, 4, 24, 20), (970, 1168, 6, 4, 24, 20)),
-    "qwen3-coder-next": ((1870, 2692, 8, 8, 46, 37), (2158, 3076, 9, 9, 53, 43)),
-    "qwen2.5:7b": ((514, 688, 3, 3, 13, 11), (514, 688, 3, 3, 13, 11)),
-}
-
-
-def load_named(name: str, folder: Path) -> tuple[ModelSpec, Forward]:
-    (folder / "config.json").write_text(json.dumps(MODELS[name]))
-    return load(folder)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_step_takes_few_command_buffers(name: str, tmp_path: Path, report: list[str]) -> None:
-    spec, forward = load_named(name, tmp_path)
-    costs = []
-    for rows in (1, 8):
-        found = operations(spec, forward, 257, rows, took_s := [])
-        total = commands(found, 257)
-        buffers = {name: command_buffers(found, 257, its, rows) for name, its in CHIPS.items()}
-        assert max(buffers["M1 and M2"], buffers["M3 and M4"]) <= ACTIVE_TASKS
-        assert buffers["M5"] <= total // CHIPS["M5"].commands + 1
-        assert buffers["M5 Max"] <= total // CHIPS["M5 Max"].commands + 1
-        costs.append((total, len(found), *buffers.values()))
-        ahead = {chip: f"{min(1.0, ACTIVE_TASKS / its):.0%}" for chip, its in buffers.items()}
-        report.append(
-            f"{name}, {rows} at once: {total} commands, {len(found)} operations; command buffers "
-            f"{buffers}, so that the host can be {ahead} of a step ahead; the graph takes "
-            f"{1e3 * took_s[0]:.1f} ms of a processor here"
-        )
-    assert tuple(costs) == COSTS[name]
-
-
-@pytest.mark.parametrize(
-    ("name", "buffers"), [("qwen3.6:35b", (42, 83, 63)), ("qwen3-coder:30b", (38, 75, 74))]
-)
-def test_weights_that_count_would_fill_many(
-    name: str, buffers: tuple[int, ...], tmp_path: Path
-) -> None:
-    with mock.patch.object(MlxOps, "stop_counting"):
-        spec, forward = load_named(name, tmp_path)
-    found, chips = operations(spec, forward, 257), list(CHIPS.values())[1:]
-    assert tuple(command_buffers(found, 257, its) for its in chips) == buffers

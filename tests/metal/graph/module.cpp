@@ -6,14 +6,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <sys/mman.h>
 
-#include <cerrno>
 #include <memory>
 #include <set>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -71,22 +68,8 @@ std::vector<std::string> take_mistakes() {
   return all;
 }
 
-// Zeros that take no memory.
-mx::array zeros(const std::vector<int>& shape, mx::Dtype type) {
-  size_t bytes = type.size();
-  for (const int size : shape) {
-    bytes *= size;
-  }
-  bytes += sizeof(size_t);  // MLX keeps a size before the numbers
-  constexpr int kLazy = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  void* const at = mmap(nullptr, bytes, PROT_READ, kLazy, -1, 0);
-  if (at == MAP_FAILED) {
-    throw std::system_error(errno, std::generic_category(), "zeros");
-  }
-  mx::allocator::Data data(mx::allocator::Buffer(at), [bytes](mx::allocator::Buffer buffer) {
-    munmap(buffer.ptr(), bytes);
-  });
-  return mx::array(std::move(data), mx::Shape(shape.begin(), shape.end()), type);
+bool is_one_of(const mx::array& array, const std::set<std::string>& names) {
+  return names.contains(array.primitive().name());
 }
 
 // Whether an array's numbers lie in order, or will.
@@ -94,13 +77,13 @@ bool in_order(const mx::array& array) {
   if (!array.has_primitive()) {
     return array.flags().row_contiguous;
   }
-  const std::set<std::string> shared = {"Broadcast", "Split", "Transpose"};
-  const mx::Primitive& made = array.primitive();
-  if (std::string(made.name()) != "Slice") {
-    const bool view = std::set<std::string>{"ExpandDims", "Squeeze"}.contains(made.name());
-    return view ? in_order(array.inputs()[0]) : array.size() <= 1 || !shared.contains(made.name());
+  if (is_one_of(array, {"ExpandDims", "Squeeze"})) {
+    return in_order(array.inputs()[0]);
   }
-  const mx::Shape steps = std::get<2>(static_cast<const mx::Slice&>(made).state());
+  if (!is_one_of(array, {"Slice"})) {
+    return array.size() <= 1 || !is_one_of(array, {"Broadcast", "Split", "Transpose"});
+  }
+  const mx::Shape steps = std::get<2>(static_cast<const mx::Slice&>(array.primitive()).state());
   bool ordered = in_order(array.inputs()[0]);
   int64_t stride = 1;
   int64_t whole = 1;
@@ -114,14 +97,13 @@ bool in_order(const mx::array& array) {
 
 // Whether a GPU computes nothing for an array that is not there yet.
 bool is_view(const mx::array& array) {
-  static const std::set<std::string> views = {
-      "Broadcast", "ExpandDims", "Slice", "Split", "Squeeze", "Transpose"};
-  static const std::set<std::string> copies = {"Contiguous", "Flatten", "Reshape", "Unflatten"};
-  const std::string name = array.primitive().name();
-  return views.contains(name) || (copies.contains(name) && in_order(array.inputs()[0]));
+  return is_one_of(array, {"Broadcast", "ExpandDims", "Slice", "Split", "Squeeze", "Transpose"}) ||
+         (is_one_of(array, {"Contiguous", "Flatten", "Reshape", "Unflatten"}) &&
+          in_order(array.inputs()[0]));
 }
 
-// The buffer that an array lies in, and as how many numbers MLX counts it.
+// The buffer that an array lies in, and as how many numbers MLX counts it. A weight that takes no
+// memory, because all of its numbers are one, counts as a weight does that has them.
 using Use = std::pair<uint64_t, uint64_t>;
 
 Use use_of(mx::array array) {
@@ -131,7 +113,8 @@ Use use_of(mx::array array) {
   if (array.has_primitive()) {
     return {array.id(), array.size()};
   }
-  return {reinterpret_cast<uint64_t>(array.buffer().ptr()), array.data_size()};
+  return {reinterpret_cast<uint64_t>(array.buffer().ptr()),
+          array.data_size() == 0 ? 0 : array.size()};
 }
 
 using Operation = std::tuple<std::string, std::vector<Use>, std::set<size_t>>;
@@ -208,7 +191,6 @@ NB_MODULE(_standin, m) {
   m.def("take_mistakes", &quire::graph::take_mistakes);
   m.def("counts", &quire::graph::counts);
   m.def("residency", &quire::graph::residency);
-  m.def("zeros", &quire::graph::zeros, "shape"_a, "dtype"_a);
   m.def("operations_behind", &quire::graph::operations_behind, "arrays"_a);
   m.def("calls", [](const std::string& operation) {
     return Recorder::instance().calls(operation); }, "operation"_a);
