@@ -43,7 +43,9 @@ from tests.metal.graph.stage import PAGE, Shape, Stage
 
 SUGGESTED = configs()
 MODELS = SUGGESTED | {
-    "bonsai-2:27b": SUGGESTED["bonsai-2:27b"] | BONSAI | {"modules": bonsai_modules(64, 4, 1024)},
+    "bonsai-2:27b": SUGGESTED["bonsai-2:27b"]
+    | BONSAI
+    | {"dtype": "float16", "modules": bonsai_modules(64, 4, 1024)},
     "qwen3:32b": SUGGESTED["qwen3:14b"]
     | {"num_hidden_layers": 64, "num_attention_heads": 64, "intermediate_size": 25600},
     "qwen3-coder-next": SUGGESTED["qwen3.6:35b"]
@@ -80,23 +82,10 @@ COSTS = {
     "qwen3-coder-next": ((1870, 2692, 8, 46, 37), (2158, 3076, 9, 53, 43)),
     "qwen2.5:7b": ((514, 688, 3, 13, 11), (514, 688, 3, 13, 11)),
 }
-LAYER = {
-    "QuantizedMatmul": 7,
-    "Reshape": 4,
-    "observed": 2,  # norms
-    "Add": 2,
-    "project_append": 1,
-    "decode_attention": 1,
-    "swiglu": 1,
-}
-RECURRENT_LAYER = {
-    "QuantizedMatmul": 8,
-    "observed": 2,  # norms
-    "Reshape": 1,
-    "Add": 2,
-    "gated_delta": 1,
-    "swiglu": 1,
-}
+EVERY_LAYER = {"observed": 2, "Add": 2, "swiglu": 1}  # two norms
+ATTENTION = {"project_append": 1, "decode_attention": 1}
+LAYER = EVERY_LAYER | ATTENTION | {"QuantizedMatmul": 7, "Reshape": 4}
+RECURRENT_LAYER = EVERY_LAYER | {"QuantizedMatmul": 8, "Reshape": 1, "gated_delta": 1}
 DTYPES = {"U32": mx.uint32, "BF16": mx.bfloat16, "F16": mx.float16}
 SLOT_BYTES = 1 << 20
 ACTIVE_TASKS = 10  # command buffers beyond which MLX hands over nothing (transforms.cpp)
