@@ -59,7 +59,7 @@ def test_serving_imports_nothing_that_lowers_the_limit_of_open_files() -> None:
     [
         {"model_type": "qwen2", "architectures": []},
         {"dtype": "bfloat16", "spec": ModelSpec(tie_word_embeddings=False)},
-        {"dtype": "float16", "bits": 3, "group_size": 64},
+        {"dtype": "bfloat16", "bits": 3, "group_size": 64},
         {"dtype": "bfloat16", "bits": 4, "mode": "mxfp4"},
         {"dtype": "bfloat16", "bits": 4, "layers": ROUTERS} | QWEN3_MOE,
         {"spec": SPEC} | QWEN3_NEXT,
