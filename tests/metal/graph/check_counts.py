@@ -68,6 +68,7 @@ COSTS = {
     "qwen3.6:35b": ((1560, 2246, 7, 38, 31), (1800, 2566, 8, 44, 36)),
     "qwen3-coder:30b": ((1450, 2320, 6, 36, 29), (1738, 2704, 7, 43, 35)),
     "qwen3.6:27b": ((1018, 1088, 5, 25, 20), (1018, 1088, 6, 25, 20)),
+    "bonsai-2:27b": ((2050, 2990, 9, 50, 41), (2050, 2990, 9, 50, 41)),
     "qwen3:14b": ((610, 736, 3, 15, 12), (610, 736, 4, 15, 12)),
     "qwen3.5:9b": ((514, 552, 3, 13, 11), (514, 552, 3, 13, 11)),
     "qwen3:8b": ((550, 664, 3, 14, 11), (550, 664, 3, 14, 11)),
@@ -81,13 +82,14 @@ COSTS = {
     "qwen3:32b": ((970, 1168, 4, 24, 20), (970, 1168, 6, 24, 20)),
     "qwen3-coder-next": ((1870, 2692, 8, 46, 37), (2158, 3076, 9, 53, 43)),
     "qwen2.5:7b": ((514, 688, 3, 13, 11), (514, 688, 3, 13, 11)),
+    "qwen2.5-coder:32b": ((1162, 1552, 5, 29, 23), (1162, 1552, 6, 29, 23)),
 }
 EVERY_LAYER = {"observed": 2, "Add": 2, "swiglu": 1}  # two norms
 ATTENTION = {"project_append": 1, "decode_attention": 1}
 LAYER = EVERY_LAYER | ATTENTION | {"QuantizedMatmul": 7, "Reshape": 4}
 RECURRENT_LAYER = EVERY_LAYER | {"QuantizedMatmul": 8, "Reshape": 1, "gated_delta": 1}
 DTYPES = {"U32": mx.uint32, "BF16": mx.bfloat16, "F16": mx.float16}
-SLOT_BYTES = 1 << 20
+SLOT_BYTES = 1 << 23
 ACTIVE_TASKS = 10  # command buffers beyond which MLX hands over nothing (transforms.cpp)
 # The inputs that quire's operations copy first if they do not lie in order.
 COPIED = {"decode_attention": {1}, "gated_delta": {*range(1, 9)}, "project_append": {1, 2, 3}}
@@ -113,11 +115,11 @@ Operation = tuple[str, list[tuple[int, int]], set[int]]
 
 
 def load(folder: Path, name: str, **fields: Any) -> tuple[ModelSpec, Forward]:
-    """One of MODELS with other fields, and weights that are all ones."""
+    """One of MODELS with other fields, and weights that are all ones. Vectors lie in order."""
     (folder / "config.json").write_text(json.dumps(MODELS[name] | fields))
     checkpoint = promised_checkpoint(folder)
     weights = {
-        name: mx.broadcast_to(mx.ones((1,), DTYPES[its.dtype]), its.shape)
+        name: mx.broadcast_to(mx.ones(its.shape[-1:], DTYPES[its.dtype]), its.shape)
         for name, its in promised_tensors(ModelConfig(folder), checkpoint.tensors).items()
     }
     stored = StoredWeights(weights, checkpoint.packings.get)
