@@ -1,22 +1,23 @@
 """Remembers across restarts how the engine has died on a GPU, so that the next start is gentler.
 
 A death is an error that ended the engine, or a step that hung. The prompts that ran at a death are
-kept as digests of their tokens under a secret key, never as tokens."""
+kept as digests of their tokens under a secret key, never as tokens. A process that the system kills
+leaves no death; but since version 0.32, MLX raises an error where the GPU fails."""
 
 import json
 import logging
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from hashlib import blake2b, sha256
-from typing import Literal, TypedDict
+from typing import Literal
 
 import numpy as np
 
 from engine.config import EngineConfig
 from kvcache.backend import BackendFailedError
-from kvcache.fault_memory import DEATHS, FaultMemory, read_record, write_record
+from kvcache.fault_memory import FaultMemory, read_record, write_record
 from kvcache.gpu_failures import GPUFailure
 from kvcache.kv_backends import KVBackend
 from kvcache.selftest.machine import this_machine
@@ -33,14 +34,8 @@ DEATHS_SUSPECTED = 2
 HEALTHY_S = 3600.0
 MAX_DEATHS = 16
 Trust = Literal["beside others", "alone", "refused"]
-
-
-class Death(TypedDict):
-    """An end of the engine by an error: the name of a GPUFailure or "", and the digests of the
-    prompts that ran."""
-
-    failure: str
-    prompts: list[str]
+Death = tuple[str, list[str]]
+"""The name of a GPUFailure or "", and the digests of the prompts that ran."""
 
 
 class Journal:
@@ -52,44 +47,42 @@ class Journal:
     ) -> None:
         """``model`` is the model's digest. ``key`` makes digests of prompts; without a key, prompts
         are not remembered."""
+        self._kv_backend = kv_backend
         self._key = key
         self._worked_s = 0.0
-        self._session = ExitStack()
         self._deaths: list[Death] = []
-        self._memory = FaultMemory(kv_backend) if kv_backend.on_gpu else None
-        if self._memory is not None:
+        if kv_backend.on_gpu:
             about = json.dumps([this_machine().as_json(), model.hex()])
-            self._name = f"{DEATHS}{sha256(about.encode()).hexdigest()[:16]}.json"
-            self._deaths = read_record(cache_folder() / self._name).get("deaths", [])
-            if not kv_backend.is_dense:
-                self._session.enter_context(self._memory.session())
+            self._name = f"deaths-{sha256(about.encode()).hexdigest()[:16]}.json"
+            self._deaths = _read_deaths(self._name)
 
-    def end(self) -> None:
-        """Note that the engine has ended, and not the machine under it."""
-        self._session.close()
+    def session(self) -> AbstractContextManager[None]:
+        """Return a context in which the engine has memory. If the machine goes down in this
+        context, the KV backend is suspected, unless the backend maps nothing."""
+        maps = self._kv_backend.on_gpu and not self._kv_backend.is_dense
+        return FaultMemory(self._kv_backend).session() if maps else nullcontext()
 
     def gentler(self, config: EngineConfig) -> tuple[EngineConfig, str]:
         """Return the settings for an engine that has died, and a sentence about them, or ""."""
         if not self._deaths:
             return config, ""
-        kinds = [GPUFailure[death["failure"]] for death in self._deaths if death["failure"]]
+        known = GPUFailure.__members__
+        kinds = [known[failure] for failure, _ in self._deaths if failure in known]
         slow = kinds.count(GPUFailure.INTERACTIVITY) + kinds.count(GPUFailure.TIMEOUT)
         short = kinds.count(GPUFailure.OUT_OF_MEMORY)
         target_ms = config.step_time_target_ms / SLOW_DIVISOR**slow
         most = max(1, config.max_num_batched_tokens // MEMORY_DIVISOR**short)
-        effects = [f"prompts that ran at {DEATHS_SUSPECTED} failures run alone"]
-        effects += [f"steps are cut to {target_ms:g} ms"] if slow else []
-        effects += [f"a step computes {most} tokens at most"] if short else []
         cause = kinds[-1].cause if kinds else "no failure of the GPU"
         return replace(config, step_time_target_ms=target_ms, max_num_batched_tokens=most), (
-            f"this model's engine has failed here before ({cause}): {', '.join(effects)}, until it "
-            f"has worked for {HEALTHY_S / 60:.0f} minutes or `quire doctor` has run"
+            f"this model's engine has failed here before ({cause}): steps are cut to {target_ms:g} "
+            f"ms and {most} tokens, and prompts that ran at {DEATHS_SUSPECTED} failures run alone, "
+            f"until it has worked for {HEALTHY_S / 60:.0f} minutes or `quire doctor` has run"
         )
 
     def trust(self, prompt_ids: Sequence[int]) -> Trust:
         """Return whether a prompt may run beside others, must run alone, or is refused."""
         digest = self.digest(prompt_ids) if self._deaths else ""
-        met = [death["prompts"] for death in self._deaths if digest in death["prompts"]]
+        met = [prompts for _, prompts in self._deaths if digest in prompts]
         if len(met) < DEATHS_SUSPECTED:
             return "beside others"
         return "refused" if [digest] in met else "alone"
@@ -98,17 +91,18 @@ class Journal:
         tokens = np.array(prompt_ids, np.int64).tobytes()
         return blake2b(tokens, key=self._key, digest_size=16).hexdigest()
 
-    def record(self, error: BaseException, prompts: Sequence[Sequence[int]]) -> None:
-        """Remember a death by ``error``, and the prompts that ran."""
-        if self._memory is None:
+    def record(self, error: Exception, prompts: Sequence[Sequence[int]] = ()) -> None:
+        """Remember a death by ``error``, and the prompts that ran. Any thread may call this. The
+        newest death of a process replaces others: a hang may end with an error."""
+        if not self._kv_backend.on_gpu:
             return
         if isinstance(error, BackendFailedError):
-            self._memory.record(f"serving failed: {error}")
+            FaultMemory(self._kv_backend).record(str(error))
         failure = GPUFailure.of(str(error))
         digests = list(dict.fromkeys(map(self.digest, prompts))) if self._key else []
         if failure or digests:
-            name = "" if failure is None else failure.name
-            self._write([*self._deaths, Death(failure=name, prompts=digests)][-MAX_DEATHS:])
+            death = ("" if failure is None else failure.name, digests)
+            self._write([*self._deaths, death][-MAX_DEATHS:])
 
     def worked(self, seconds: float) -> None:
         """Add the time of a completed step; forget all deaths after HEALTHY_S."""
@@ -122,3 +116,18 @@ class Journal:
             os.close(write_record(self._name, {"deaths": deaths})[1])
         except OSError as error:
             log.warning("the engine's failures cannot be written down: %s", error)
+
+
+def _read_deaths(name: str) -> list[Death]:
+    """Return the deaths in a journal, or [] if there are none, or the journal is damaged."""
+    deaths = read_record(cache_folder() / name).get("deaths")
+    try:
+        return [(str(failure), list(prompts)) for failure, prompts in deaths]
+    except (TypeError, ValueError):
+        return []
+
+
+def forget_deaths() -> None:
+    """Delete the journals of all models. Raises OSError."""
+    for path in cache_folder().glob("deaths-*.json"):
+        path.unlink(missing_ok=True)

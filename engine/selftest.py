@@ -15,6 +15,7 @@ from importlib.metadata import version
 from typing import Any
 
 from engine.config import EngineConfig
+from engine.journal import forget_deaths
 from engine.machine import (
     MachineMemory,
     PressureLevel,
@@ -23,7 +24,7 @@ from engine.machine import (
     pressure_source,
     raise_descriptor_limit,
 )
-from kvcache.fault_memory import Act, FaultMemory, forget_deaths
+from kvcache.fault_memory import Act, FaultMemory
 from kvcache.kv_backends import (
     NO_DEVICE,
     NO_METAL,
@@ -216,8 +217,7 @@ def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> 
         if kv_backend.on_gpu:
             missing = no_metal if device is None else "; ".join(device.missing[kv_backend.setting])
         reports[kv_backend] = check_kv_backend(kv_backend, missing, options, progress)
-    on_gpu = [report for report in reports.values() if report.kv_backend.on_gpu]
-    if options.forget_faults or any(report.tests and not report.fault for report in on_gpu):
+    if options.forget_faults or any(not reports[kv_backend].fault for kv_backend in ON_METAL):
         with suppress(OSError):
             forget_deaths()
     config = options.config
@@ -307,7 +307,7 @@ def _run_tests(
             _forget(memory, kv_backend, stressed=True)
         _remember(report, SelfTest.STRESS, stress)
         if stress.fault and kv_backend.on_gpu:
-            memory.record(f"{Act.STRESS} failed: {stress.fault}")
+            memory.record(stress.fault, Act.STRESS)
     if options.release_test and kv_backend is not KVBackend.METAL_DENSE and not report.fault:
         progress(f"{kv_backend}: release of heaps")
         with memory.intent(Act.RELEASE_TEST):

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from tempfile import mkstemp
 from typing import Any
 
@@ -28,8 +29,6 @@ log = logging.getLogger(__name__)
 
 # The most characters quoted from a fault or intent file.
 MAX_QUOTE = 300
-# The first part of the names of journals.
-DEATHS = "deaths-"
 # A backend is avoided after so many crashes of the machine while it served.
 MAX_CRASHES = 2
 # On a Mac, only F_FULLFSYNC makes a file survive a crash; fsync leaves it in the drive's cache.
@@ -57,18 +56,17 @@ class FaultMemory:
     def __init__(self, kv_backend: KVBackend) -> None:
         self._kv_backend = kv_backend
         self._about = {"kv_backend": str(kv_backend), **this_machine().as_json()}
-        key = sha256(json.dumps(self._about, sort_keys=True).encode()).hexdigest()[:16]
-        self._fault = f"fault-{key}.json"
-        self._intents = f"intent-{key}-"
+        self._key = sha256(json.dumps(self._about, sort_keys=True).encode()).hexdigest()[:16]
+        self._fault = f"fault-{self._key}.json"
 
     def found(self) -> tuple[str, ...]:
         """Return a half sentence about each fault of the backend."""
-        faults = []
-        for path in self._files():
-            if path.name == self._fault:
-                faults.append(f"{_words(path)} ({_shown(path)})")
-            elif _is_left_behind(path) and _field(path, "what") != Act.SERVE:
-                faults.append(f"quire or the machine ended within {_words(path)} ({_shown(path)})")
+        faults = [
+            ("" if path.name == self._fault else "quire or the machine ended within ")
+            + _words(path)
+            for path in self._left()
+            if _field(path, "what") != Act.SERVE
+        ]
         crashes = self._crashes()
         return (*faults, *(crashes if len(crashes) >= MAX_CRASHES else ()))
 
@@ -85,20 +83,21 @@ class FaultMemory:
 
     def _crashes(self) -> tuple[str, ...]:
         """Return a half sentence about each start of the machine that ended while it served."""
-        left = {_field(path, "boot"): path for path in self._sessions()}
+        left = {str(_field(path, "boot")): path for path in self._sessions()}
         left.pop(boot_id(), None)
         what = f"this machine went down while quire served from {self._kv_backend}"
-        return tuple(f"{what}: {_words(path)} ({_shown(path)})" for path in left.values())
+        return tuple(f"{what}: {_words(path)}" for path in left.values())
 
     def _sessions(self) -> list[Path]:
         """Return the intents to serve that were left behind."""
-        return [p for p in self._files() if _field(p, "what") == Act.SERVE and _is_left_behind(p)]
+        return [path for path in self._left() if _field(path, "what") == Act.SERVE]
 
     def session(self) -> AbstractContextManager[None]:
         """Keep an intent to serve in this context. Forget those that killed processes have left
         since the machine's start, because they say nothing about the machine."""
+        boot = boot_id()
         for path in self._sessions():
-            if _field(path, "boot") == boot_id():
+            if _field(path, "boot") == boot:
                 with suppress(OSError):
                     path.unlink()
         return self.intent(Act.SERVE)
@@ -106,74 +105,59 @@ class FaultMemory:
     @contextmanager
     def intent(self, act: Act) -> Iterator[None]:
         """Keep an intent file during the act, the body of ``with``. Record exceptions as faults."""
-        intent = self._write_intent(act)
+        intent = self._try_to_write(f"intent-{self._key}-{token_hex(8)}", act, act)
         try:
             yield
         except Exception as error:
-            self.record(f"{act} failed: {error}", under_load=act in UNDER_LOAD)
+            self.record(str(error), act)
             raise
         finally:
             if intent is not None:
-                _remove(*intent)
+                path, file = intent
+                path.unlink(missing_ok=True)
+                os.close(file)  # releases the lock, once the file is gone
 
-    def record(self, what: str, *, under_load: bool = True) -> None:
-        """Write a fault file over an older one. ``what`` is half a sentence about the failure. Do
-        nothing if it names a failure of the GPU for which another backend is no remedy."""
-        if GPUFailure.of(what) not in (None, GPUFailure.KV_MEMORY):
+    def record(self, why: str, act: Act = Act.SERVE) -> None:
+        """Write a fault file, over an older one, about an act that failed. Do nothing if ``why``
+        names a failure of the GPU for which another backend is no remedy."""
+        if GPUFailure.of(why) not in (None, GPUFailure.KV_MEMORY):
             return
-        try:
-            _, file = self._write(what, self._fault, under_load=under_load)
-            os.close(file)
-        except OSError as error:
-            log.warning("a fault of %s cannot be remembered: %s", self._kv_backend, error)
+        fault = self._try_to_write(self._fault, act, f"{act} failed: {why}")
+        if fault is not None:
+            os.close(fault[1])
 
     def forget(self, *, stressed: bool) -> bool:
         """Remove the fault file, and intents and sessions that crashes left. Unless the backend has
         passed a stress test (``stressed``), keep what happened under load. Return True if any file
         was removed. Raises OSError."""
-        known = [p for p in self._files() if p.name == self._fault or _is_left_behind(p)]
-        forgotten = [p for p in known if stressed or _field(p, "under_load") is False]
+        forgotten = [p for p in self._left() if stressed or _field(p, "under_load") is False]
         for path in forgotten:
             path.unlink(missing_ok=True)
         return bool(forgotten)
 
     def _files(self) -> list[Path]:
-        folder = cache_folder()
-        try:
-            names = sorted(os.listdir(folder))
-        except OSError:
-            return []
-        return [
-            folder / name for name in names if name == self._fault or name.startswith(self._intents)
-        ]
+        return sorted(cache_folder().glob(f"*-{self._key}*"))
 
-    def _write_intent(self, act: Act) -> tuple[Path, int] | None:
+    def _left(self) -> list[Path]:
+        """Return the fault file, and the intents that were left behind."""
+        return [p for p in self._files() if p.name == self._fault or _is_left_behind(p)]
+
+    def _try_to_write(self, name: str, act: Act, what: str) -> tuple[Path, int] | None:
+        more = {"what": what, "under_load": act in UNDER_LOAD, "boot": boot_id()}
         try:
-            return self._write(act, self._intents, under_load=act in UNDER_LOAD)
+            return write_record(name, more | self._about)
         except OSError as error:
-            log.warning("%s of %s is not guarded by a file: %s", act, self._kv_backend, error)
+            log.warning("%s: %s is not written down: %s", self._kv_backend, what, error)
             return None
-
-    def _write(self, what: str, name: str, *, under_load: bool) -> tuple[Path, int]:
-        more = {"what": what, "under_load": under_load, "boot": boot_id()}
-        return write_record(name, more | self._about)
-
-
-def forget_deaths() -> None:
-    """Delete the journals of all models (engine/journal.py). Raises OSError."""
-    for path in cache_folder().glob(f"{DEATHS}*.json"):
-        path.unlink(missing_ok=True)
 
 
 def write_record(name: str, record: dict[str, Any]) -> tuple[Path, int]:
     """Write a file of the cache folder that survives a crash of the machine, with the time ("at").
-    Return its path and its open, locked descriptor. If ``name`` ends with "-", it gets a unique
-    end. Raises OSError."""
+    Return its path and its open, locked descriptor. Raises OSError."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     file, temporary = mkstemp(dir=folder, prefix=".new-")
-    unique = Path(temporary).name.removeprefix(".new-") if name.endswith("-") else ""
-    path = folder / (name + unique)
+    path = folder / name
     at = {"at": datetime.now(UTC).isoformat(timespec="seconds")}
     try:
         # Lock the file before naming it: an intent without a lock counts as a crash.
@@ -202,11 +186,6 @@ def _field(path: Path, name: str) -> Any:
     return read_record(path).get(name, "")
 
 
-def _remove(path: Path, file: int) -> None:
-    path.unlink(missing_ok=True)
-    os.close(file)  # releases the lock, once the file is gone
-
-
 def write_through(file: int) -> None:
     """Write an open file to the disk, past the cache of its drive. Raises OSError."""
     os.fsync(file)
@@ -227,15 +206,13 @@ def _is_left_behind(path: Path) -> bool:
 
 
 def _words(path: Path) -> str:
+    """Return what a file tells, and the path with "~" for the home folder, because people publish
+    reports."""
     what, at = _field(path, "what"), _field(path, "at")
+    shown = str(path).replace(str(Path.home()), "~")
     if not (isinstance(what, str) and isinstance(at, str) and what):
-        return "something that its file does not tell"
-    return f"{what[:MAX_QUOTE]}, {at[:MAX_QUOTE]}"
-
-
-def _shown(path: Path) -> str:
-    """Return the path with "~" for the home folder, because people publish reports."""
-    return str(path).replace(str(Path.home()), "~")
+        return f"something that its file does not tell ({shown})"
+    return f"{what[:MAX_QUOTE]}, {at[:MAX_QUOTE]} ({shown})"
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,9 +4,9 @@ checks the model's health, and releases idle memory."""
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 
 from engine.config import EngineConfig
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
@@ -142,6 +142,8 @@ class EngineLoop:
         self._clock = clock
         self._mlx_memory = mlx_memory
         self._journal = Journal() if journal is None else journal
+        self._session = ExitStack()
+        self._session.enter_context(self._journal.session())
         self._pipeline = StepPipeline(runner, clock, MappingPoints(kv, clock))
         self._mask_thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._woken_by: Message | None = None
@@ -187,17 +189,11 @@ class EngineLoop:
 
     def run(self) -> None:
         """Run steps until a Stop message."""
-        with self._recording():
+        try:
             while not self._stopping:
                 if not self.run_once() and not self._stopping:
                     self._wait()
             self._finish()
-
-    @contextmanager
-    def _recording(self) -> Iterator[None]:
-        """Write an error of the ``with`` block to disk, with the prompts that run."""
-        try:
-            yield
         except Exception as error:
             self._journal.record(error, self._running_prompts())
             raise
@@ -219,7 +215,7 @@ class EngineLoop:
             self._pipeline.retire(0)
         if not self._kv.shut_down():
             log.error("the device did not answer at the end: its memory is left to the system")
-        self._journal.end()
+        self._session.close()
 
     def warm_up(self, prompts: Sequence[int], answer_tokens: int = WARM_UP_TOKENS) -> float:
         """Run requests with prompts of these lengths together, to prepare kernels and memory.
@@ -229,13 +225,16 @@ class EngineLoop:
         for number, length in enumerate(prompts, HEALTH_CHECK_ID):
             # Prompts that differ share no prefix.
             ids = (number % self.limits.vocab_size,) * length
-            self.mailbox.put(Request(number, ids, params, pooling=pooling))
+            self._scheduler.add(Request(number, ids, params, pooling=pooling))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
         # Wait until all blocks are free: a block freed after ``evict_prefixes`` would stay cached.
-        with self._recording():
+        try:
             while self.run_once() or self._kv.recovering:
                 pass
+        except Exception as error:
+            self._journal.record(error)
+            raise
         self._emit = emit
         self._kv.evict_prefixes()
         self._scheduler.counters = SchedulerCounters()

@@ -6,16 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from kvcache import fault_memory
 from kvcache.fault_memory import Act, FaultMemory
+from kvcache.gpu_failures import GPUFailure
 from kvcache.kv_backends import KVBackend
 from kvcache.selftest.machine import this_machine
 from kvcache.user_folders import cache_folder
+from tests.kvcache.test_gpu_failures import TEXTS
 
 # Says that it is within the act, and waits for its end.
 WITHIN = """
@@ -76,24 +80,6 @@ class Other:
             pipe.close()
 
 
-def is_remembered(memory: FaultMemory) -> bool:
-    """Whether a process that was killed within its act is remembered afterwards."""
-    Other().kill()
-    return any("the first mapping" in fault for fault in memory.found())
-
-
-def test_a_process_that_was_killed_within_its_act_is_remembered(memory: FaultMemory) -> None:
-    assert is_remembered(memory)
-    assert FaultMemory(KVBackend.PAGED).found() == ()
-
-
-def test_that_test_fails_where_a_stale_intent_is_ignored(
-    memory: FaultMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fault_memory, "_is_left_behind", lambda _: False)
-    assert not is_remembered(memory)
-
-
 def test_a_process_that_lives_within_its_act_is_no_fault(memory: FaultMemory) -> None:
     other = Other()
     assert memory.found() == ()
@@ -112,139 +98,77 @@ def test_an_act_that_ends_leaves_nothing(memory: FaultMemory, folder: Path) -> N
     assert list(folder.iterdir()) == []
 
 
-def test_an_act_that_fails_is_a_fault(memory: FaultMemory, folder: Path) -> None:
-    with pytest.raises(RuntimeError), memory.intent(Act.MAP):
-        raise RuntimeError("no answer")
-    (said,) = memory.found()
-    assert "the first mapping failed: no answer" in said
-    (path,) = folder.iterdir()
-    assert path.name in said
-
-
-def test_the_newest_fault_is_kept_until_it_is_forgotten(memory: FaultMemory) -> None:
+def test_the_newest_fault_is_kept_until_it_is_forgotten(memory: FaultMemory, folder: Path) -> None:
     memory.record("one")
     memory.record("another")
-    (said,) = memory.found()
-    assert said.startswith("another, 20")
-    assert is_remembered(memory)
-    assert len(memory.found()) == 2
+    (path,) = folder.iterdir()
+    written = json.loads(path.read_text())
+    assert (written["kv_backend"], written["system"]) == ("sparse on Metal", this_machine().system)
+    Other().kill()
+    fault, crash = memory.found()
+    assert fault.startswith("serving failed: another, 20")
+    assert path.name in fault
+    assert "quire or the machine ended within the first mapping" in crash
+    assert FaultMemory(KVBackend.PAGED).found() == ()
     assert memory.forget(stressed=True)
     assert memory.found() == ()
     assert not memory.forget(stressed=True)
 
 
-# Metal's words, as MLX hands them on.
-METAL = "[METAL] Command buffer execution failed: "
-INNOCENT = (
-    "Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpactingInteractivity)",
-    "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)",
-    "Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)",
-    "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
-    "Ignored (for causing prior/excessive GPU errors) "
-    "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)",
-    "Discarded (victim of GPU error/recovery) "
-    "(00000005:kIOGPUCommandBufferCallbackErrorInnocentVictim)",
-)
-GUILTY = (
-    "Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)",
-    "the first mapping took over 20 s",
-)
-
-
-@pytest.mark.parametrize("words", [*INNOCENT, *GUILTY])
-def test_only_what_the_memory_has_caused_is_its_fault(words: str, memory: FaultMemory) -> None:
-    memory.record(f"serving failed: {METAL}{words}")
+@pytest.mark.parametrize(("words", "failure"), TEXTS.items())
+def test_only_what_the_memory_has_caused_is_its_fault(
+    words: str, failure: GPUFailure | None, memory: FaultMemory
+) -> None:
     with pytest.raises(RuntimeError), memory.intent(Act.MAP):
         raise RuntimeError(f"the GPU failed in zero_blocks: {words}")
-    assert bool(memory.found()) == (words in GUILTY)
+    caused = failure in (None, GPUFailure.KV_MEMORY)
+    assert [words in fault for fault in memory.found()] == [True] * caused
 
 
-# --- the machine goes down while the backend serves ----------------------------------------------
-
-RESTARTS = [(), (1,), (1, 1), (1, 2), (1, 2, 3), (2, 2, 2, 1)]
-
-
-@pytest.mark.parametrize("boots", RESTARTS)
+@pytest.mark.parametrize(
+    ("boots", "crashes"), [("", 0), ("1", 1), ("11", 1), ("12", 2), ("123", 3), ("2221", 2)]
+)
 def test_a_machine_that_went_down_twice_while_serving_is_taken_seriously(
-    boots: tuple[int, ...], memory: FaultMemory, folder: Path, monkeypatch: pytest.MonkeyPatch
+    boots: str, crashes: int, memory: FaultMemory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``boots`` are the numbers of the starts in which a server was cut off; several at once are
-    one crash."""
-    sessions: dict[Path, str] = {}
-    for boot in boots:
-        with monkeypatch.context() as patch:
-            patch.setattr(fault_memory, "boot_id", lambda boot=boot: f"boot {boot}")
-            with memory.session():
-                (path,) = folder.iterdir()
-                sessions[path] = path.read_text()
-    for path, text in sessions.items():
+    """``boots`` has the start of the machine of each server that was cut off."""
+    with ExitStack() as servers:
+        for boot in boots:
+            monkeypatch.setattr(fault_memory, "boot_id", lambda boot=boot: boot)
+            servers.enter_context(memory.session())
+        left = {path: path.read_text() for path in folder.glob("*")}
+    for path, text in left.items():
         path.write_text(text)
-    assert len(sessions) == len(boots)
-    crashes = len(set(boots))
+    monkeypatch.setattr(fault_memory, "boot_id", lambda: "now")
     assert bool(memory.warning()) == (crashes == 1)
     assert len(memory.found()) == (crashes if crashes > 1 else 0)
-    assert all("this machine went down while quire served" in said for said in memory.found())
     assert FaultMemory(KVBackend.PAGED).warning() == ""
 
 
-def test_a_server_that_was_killed_says_nothing_about_the_machine(
-    memory: FaultMemory, folder: Path
+def test_a_server_that_was_killed_says_nothing_about_the_machine_that_runs_on(
+    memory: FaultMemory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _ in range(3):
+    for _ in range(2):
         Other(Act.SERVE).kill()
     assert (memory.warning(), memory.found()) == ("", ())
-    assert len(list(folder.iterdir())) == 1, "the others were forgotten by the next one"
-    with memory.session():
-        assert memory.warning() == ""
-    assert list(folder.iterdir()) == [], "an ordered end leaves nothing"
-
-
-def test_a_server_that_was_killed_before_the_machine_was_started_again_counts_as_a_crash(
-    memory: FaultMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Other(Act.SERVE).kill()
+    assert len(list(folder.iterdir())) == 1, "the first was forgotten by the second"
     monkeypatch.setattr(fault_memory, "boot_id", lambda: "another")
-    assert memory.found() == ()
     assert "the next time, another KV backend serves; `quire doctor --stress`" in memory.warning()
     assert not memory.forget(stressed=False)
     assert memory.forget(stressed=True)
     assert memory.warning() == ""
 
 
-def test_a_session_without_a_file_is_one_all_the_same(
-    memory: FaultMemory, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder.write_text("a file")
-    with memory.session():
-        assert "serving of sparse on Metal is not guarded" in caplog.text
-
-
-# --- what a test without load has proved --------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("act", "forgotten"),
-    [
-        (Act.MAP, True),
-        (Act.UNMAP, True),
-        (Act.RELEASE, True),
-        (Act.RELEASE_TEST, True),
-        (Act.STRESS, False),
-        (None, False),
-    ],
-)
+@pytest.mark.parametrize("act", Act)
 def test_a_fault_under_load_is_forgotten_after_a_stress_test_only(
-    act: Act | None, forgotten: bool, memory: FaultMemory
+    act: Act, memory: FaultMemory
 ) -> None:
-    if act is None:
-        memory.record("serving failed: a mapping took over 20 s")
-    else:
-        with pytest.raises(RuntimeError), memory.intent(act):
-            raise RuntimeError("no answer")
-        Other(act).kill()
-    assert memory.forget(stressed=False) == forgotten
-    assert bool(memory.found()) != forgotten
-    assert memory.forget(stressed=True) != forgotten
+    memory.record("no answer", act)
+    Other(act).kill()
+    under_load = act in (Act.STRESS, Act.SERVE)
+    assert memory.forget(stressed=False) != under_load
+    assert bool(memory.found()) == under_load
+    assert memory.forget(stressed=True) == under_load
     assert memory.found() == ()
 
 
@@ -274,21 +198,16 @@ def test_where_nothing_can_be_written_acts_go_on_with_a_warning(
 ) -> None:
     folder.write_text("a file")
     with memory.intent(Act.MAP):
-        pass
-    memory.record("it hung")
+        memory.record("it hung")
     assert memory.found() == ()
-    guarded, remembered = (record.getMessage() for record in caplog.records)
-    assert "the first mapping of sparse on Metal is not guarded by a file" in guarded
-    assert "a fault of sparse on Metal cannot be remembered" in remembered
+    assert "sparse on Metal: the first mapping is not written down" in caplog.text
+    assert "sparse on Metal: serving failed: it hung is not written down" in caplog.text
 
 
 def test_a_file_that_cannot_be_written_whole_is_not_left(
     memory: FaultMemory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "no space left")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "no space left")))
     with memory.intent(Act.MAP):
         assert list(folder.iterdir()) == []
 
@@ -315,11 +234,7 @@ def test_an_intent_whose_owner_cannot_be_asked_for_is_heeded(
     memory: FaultMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Other().kill()
-
-    def unsupported(*_: object) -> None:
-        raise OSError(95, "not supported")
-
-    monkeypatch.setattr(fcntl, "flock", unsupported)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(95, "not supported")))
     assert len(memory.found()) == 1
 
 
@@ -331,19 +246,3 @@ def test_a_mac_is_asked_to_write_through_its_drives_own_cache(
     monkeypatch.setattr(fcntl, "fcntl", lambda _, command: asked.append(command))
     memory.record("it hung")
     assert asked == [51]
-
-
-def test_reports_do_not_name_the_user(memory: FaultMemory, folder: Path) -> None:
-    memory.record("it hung")
-    (said,) = memory.found()
-    assert f"(~/{folder.relative_to(Path.home())}/fault-" in said
-
-
-def test_what_is_written_names_the_machine_for_people(memory: FaultMemory, folder: Path) -> None:
-    memory.record("it hung")
-    (path,) = folder.iterdir()
-    assert path.parent == cache_folder()
-    said = json.loads(path.read_text())
-    assert said["what"] == "it hung"
-    assert said["kv_backend"] == "sparse on Metal"
-    assert said["system"] == this_machine().system

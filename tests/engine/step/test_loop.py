@@ -3,8 +3,11 @@
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -41,10 +44,16 @@ from tests.simulation.runner import Clock
 FAULTY = frozenset({900})
 
 
+def run_while(loop: EngineLoop, is_short: Callable[[], object]) -> None:
+    """Run the loop, for ten seconds at most."""
+    deadline = time.monotonic() + 10.0
+    while is_short():
+        assert time.monotonic() < deadline
+        loop.run_once()
+
+
 def faulty_loop(answers: Answers) -> EngineLoop:
-    return recall_loop(
-        answers, model=lambda shape, vocab: RecallModel(shape, vocab, failing_tokens=FAULTY)
-    )
+    return recall_loop(answers, model=partial(RecallModel, failing_tokens=FAULTY))
 
 
 def test_fault_08_a_step_that_fails_ends_its_requests_with_an_error_and_no_others() -> None:
@@ -58,10 +67,7 @@ def test_fault_08_a_step_that_fails_ends_its_requests_with_an_error_and_no_other
     assert answers.messages[1] == "a step of the engine failed"
     assert answers.tokens[2] == recall_many([5, 6], 5, len(SHAPE.layers), VOCAB)
     assert loop._kv.stats().live_bytes == 0
-    deadline = time.monotonic() + 10.0
-    while loop._kv.stats().quarantined_bytes:
-        assert time.monotonic() < deadline
-        loop.run_once()
+    run_while(loop, lambda: loop._kv.stats().quarantined_bytes)
 
 
 def test_fault_08_a_step_that_fails_after_its_appends_writes_nothing_later(
@@ -73,18 +79,12 @@ def test_fault_08_a_step_that_fails_after_its_appends_writes_nothing_later(
     plan = plan_engine(config, read_checkpoint(tiny_model), machine, ON_CPU["posix"])
     loop = build_engine(plan, config, lambda *_: None, answers)
 
-    def broken(*_: object) -> None:
-        raise ValueError("out of luck")
-
     with monkeypatch.context() as patch:
-        patch.setattr("engine.step.runner.sample", broken)
+        patch.setattr("engine.step.runner.sample", Mock(side_effect=ValueError("out of luck")))
         loop.mailbox.put(greedy(1, list(range(300)), 5))
         while 1 not in answers.finished:
             loop.run_once()
-    deadline = time.monotonic() + 10.0
-    while loop._kv.stats().quarantined_bytes:
-        assert time.monotonic() < deadline
-        loop.run_once()
+    run_while(loop, lambda: loop._kv.stats().quarantined_bytes)
     # Shorter than the failed one: what that would have written has no memory now, and writing it
     # would end the process.
     loop.mailbox.put(greedy(2, [5, 6], 5))
@@ -140,18 +140,12 @@ def test_the_last_figures_are_older_ones_where_the_books_cannot_be_read(
 
 def test_a_model_that_cannot_decode_is_found_out_at_the_start() -> None:
     with pytest.raises(RuntimeError, match=r"the model cannot decode: .* not finite"):
-        recall_loop(
-            Answers.empty(),
-            model=lambda shape, vocab: RecallModel(shape, vocab, non_finite_tokens=frozenset({0})),
-        )
+        recall_loop(Answers.empty(), model=partial(RecallModel, non_finite_tokens=frozenset({0})))
 
 
 def test_a_model_that_raises_is_found_out_at_the_start() -> None:
     with pytest.raises(RuntimeError, match=r"the model cannot decode: a step .* failed"):
-        recall_loop(
-            Answers.empty(),
-            model=lambda shape, vocab: RecallModel(shape, vocab, failing_tokens=frozenset({0})),
-        )
+        recall_loop(Answers.empty(), model=partial(RecallModel, failing_tokens=frozenset({0})))
 
 
 def test_the_first_request_of_our_own_is_not_counted() -> None:
@@ -176,10 +170,9 @@ def test_idleness_gives_memory_back_but_for_one_heap() -> None:
     assert loop._kv.stats().committed_bytes > 4 * BLOCK_BYTES, "slack is kept for a while"
     assert not freed, "so is what MLX keeps for its next arrays"
     clock.now += 3.0
-    deadline = time.monotonic() + 10.0
-    while loop.stats.kv is None or loop.stats.kv.committed_bytes > 4 * BLOCK_BYTES:
-        assert time.monotonic() < deadline, "memory was kept"
-        loop.run_once()
+    run_while(
+        loop, lambda: loop.stats.kv is None or loop.stats.kv.committed_bytes > 4 * BLOCK_BYTES
+    )
     assert freed == [True]
 
 
@@ -367,11 +360,7 @@ def test_fault_09_a_kv_backend_that_fails_is_no_fault_of_a_step(
 ) -> None:
     loop = recall_loop(Answers.empty())
     loop.mailbox.put(greedy(1, [1, 2, 3], 3))
-
-    def broken(*_: object) -> None:
-        raise BackendFailedError("the mapper thread failed")
-
-    monkeypatch.setattr(loop._kv, "views", broken)
+    monkeypatch.setattr(loop._kv, "views", Mock(side_effect=BackendFailedError("it failed")))
     with pytest.raises(BackendFailedError):
         loop.run_once()
 
@@ -397,10 +386,7 @@ def test_fault_25_without_memory_prefixes_and_slack_go_back_and_nobody_new_comes
     stats = loop._kv.stats()
     assert stats.cached_bytes == 0, "nobody uses them"
     assert freed == [True]
-    deadline = time.monotonic() + 10.0
-    while loop._kv.stats().free_slack_bytes > 4 * BLOCK_BYTES:
-        assert time.monotonic() < deadline, "free memory was kept"
-        loop.run_once()
+    run_while(loop, lambda: loop._kv.stats().free_slack_bytes > 4 * BLOCK_BYTES)
     most, order = 0, []
     for _ in steps(loop):
         most = max(most, loop._scheduler.num_running)
@@ -423,10 +409,7 @@ def test_fault_25_prefixes_of_those_who_end_meanwhile_are_not_kept_either(
     loop.mailbox.put(greedy(1, list(range(300)), 3))
     for worked in steps(loop):
         clock.now += worked
-    deadline = time.monotonic() + 10.0
-    while loop._kv.stats().cached_bytes or loop._kv.recovering:
-        assert time.monotonic() < deadline
-        loop.run_once()
+    run_while(loop, lambda: loop._kv.stats().cached_bytes or loop._kv.recovering)
     assert loop._kv.stats().live_bytes == 0
 
 
@@ -453,38 +436,22 @@ def journal_of(*deaths: list[tuple[int, ...]]) -> Journal:
     return Journal(KVBackend.PAGED, b"model", b"key")
 
 
-@pytest.mark.parametrize("others", [0, 1, 3])
-def test_what_ran_at_two_deaths_runs_alone_and_is_answered(others: int) -> None:
+def test_what_ran_at_two_deaths_runs_alone_and_is_refused_where_it_was_alone() -> None:
     answers = Answers.empty()
     loop = recall_loop(answers)
-    loop._journal = journal_of([(5, 6), (1,)], [(5, 6), (2,)])
-    prompts = [[5, 6], *[[7 + number] for number in range(others)]]
-    for number, prompt in enumerate(reversed(prompts)):
+    loop._journal = journal_of([(5, 6), (1,)], [(5, 6)], [(7,), (2,)], [(7,), (3,)])
+    for number, prompt in enumerate([[8], [7], [9], [10], [5, 6], [5, 6, 7]]):
         loop.mailbox.put(greedy(number, prompt, 5))
     together = 0
     for _ in steps(loop):
-        running, _ = loop._scheduler.sequences
+        running = [sequence.token_ids[0] for sequence in loop._scheduler.sequences[0]]
+        assert 7 not in running or running == [7]
         together = max(together, len(running))
-        suspect = [sequence for sequence in running if sequence.token_ids[:2] == [5, 6]]
-        assert not suspect or len(running) == 1
-    assert answers.finished == dict.fromkeys(range(others + 1), FinishReason.LENGTH)
-    assert answers.tokens[others] == recall_many([5, 6], 5, len(SHAPE.layers), VOCAB)
-    assert together == max(1, others)
-
-
-def test_what_was_alone_at_a_death_is_refused_by_its_digest_and_nothing_else_is() -> None:
-    answers = Answers.empty()
-    loop = recall_loop(answers)
-    loop._journal = journal_of([(5, 6), (1,)], [(5, 6)])
-    loop.mailbox.put(greedy(1, [5, 6], 5))
-    loop.mailbox.put(greedy(2, [5, 6, 7], 5))
-    for _ in steps(loop):
-        pass
-    assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
-    why = answers.messages[1]
-    assert why is not None
-    assert "it is refused" in why
-    assert loop._journal.digest((5, 6)) in why
+    assert together == 3, "those behind it"
+    ended = dict.fromkeys(range(6), FinishReason.LENGTH)
+    assert answers.finished == ended | {4: FinishReason.ERROR}
+    assert answers.tokens[1] == recall_many([7], 5, len(SHAPE.layers), VOCAB)
+    assert f"refused (digest {loop._journal.digest((5, 6))})" in str(answers.messages[4])
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -500,13 +467,29 @@ def test_a_death_is_remembered_with_the_prompts_that_ran(
     if hangs:
         assert loop.record_hang() is None
     else:
-        monkeypatch.setattr(loop, "run_once", lambda: loop._kv.views(None))  # type: ignore[arg-type]
-        with pytest.raises(TypeError):
+        monkeypatch.setattr(loop, "run_once", Mock(side_effect=AssertionError))
+        with pytest.raises(AssertionError):
             loop.run()
     journal = journal_of([(5, 6)])
     assert journal.trust((5, 6)) == "refused", "it was alone"
     assert journal.trust((0,)) == "beside others"
-    loop.close()
+
+
+def test_no_prompt_of_the_warm_up_is_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = recall_loop(Answers.empty())
+    loop._journal = journal_of([(0,) * 8], [(0,) * 8])
+    loop.warm_up([8, 9])
+    run_once = loop.run_once
+
+    def fail() -> None:
+        run_once()
+        raise EngineFailedError("Insufficient Memory")
+
+    monkeypatch.setattr(loop, "run_once", fail)
+    with pytest.raises(EngineFailedError):
+        loop.warm_up([8, 9])
+    assert "out of memory" in journal_of().gentler(CONFIG)[1]
+    assert journal_of([(1,) * 9]).trust((1,) * 9) == "beside others"
 
 
 def test_an_hour_of_steps_without_a_failure_is_a_recovery() -> None:
