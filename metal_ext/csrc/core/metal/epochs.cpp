@@ -28,25 +28,17 @@ uint64_t Epochs::start() {
 }
 
 Epochs::Pause Epochs::pause(const std::string& what) {
-  std::unique_lock lock(mutex_);
-  if (completed_locked() < started_) {
+  if (const uint64_t newest = this->newest(); completed() < newest) {
     ++late_signals_;
-    const uint64_t newest = started_;
-    lock.unlock();
     wait(newest, kLateSignal);
-    lock.lock();
   }
+  const std::lock_guard lock(mutex_);
   if (const uint64_t completed = completed_locked(); completed < started_) {
     throw std::logic_error(
         what + " while epoch " + std::to_string(completed + 1) + " is in flight");
   }
   ++pauses_;
   return Pause(this);
-}
-
-uint64_t Epochs::late_signals() const {
-  const std::lock_guard lock(mutex_);
-  return late_signals_;
 }
 
 void Epochs::resume() {

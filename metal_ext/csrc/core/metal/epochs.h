@@ -2,6 +2,7 @@
 
 #include <Metal/Metal.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -42,7 +43,7 @@ class Epochs {
   // engine may have read already. Then throws std::logic_error with the text `what` if a step runs.
   Pause pause(const std::string& what);
   // Returns how often pause() has waited.
-  uint64_t late_signals() const;
+  uint64_t late_signals() const { return late_signals_; }
 
  private:
   void resume();
@@ -51,7 +52,7 @@ class Epochs {
   NS::SharedPtr<MTL::SharedEvent> event_;
   mutable std::mutex mutex_;
   uint64_t started_ = 0;
-  uint64_t late_signals_ = 0;
+  std::atomic<uint64_t> late_signals_ = 0;
   size_t pauses_ = 0;
   mutable uint64_t completed_ = 0;
   mutable std::set<uint64_t> abandoned_;  // abandoned epochs above completed_
