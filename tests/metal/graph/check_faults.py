@@ -1,19 +1,22 @@
 """`quire serve` on a device that fails while it serves: what its clients are told, with what it
 ends, what serves after that, and how the doctor lets it serve again."""
 
+import itertools
 import re
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
 import pytest
 
+from kvcache.gpu_failures import GPUFailure
 from tests.abuse.processes import Process, serving
-from tests.kvcache.test_gpu_failures import NAME
+from tests.kvcache.test_gpu_failures import TEXTS
 from tests.metal.graph.check_engine import SPEC
 from tests.metal.graph.program import (
     CULPRIT,
@@ -64,19 +67,25 @@ def refusal(server: Process) -> int | None:
     return answer.status_code
 
 
+def streamed(server: Process, begun: Callable[[], None], **more: object) -> str:
+    """What a stream says. ``begun`` is called at the first words."""
+    body = LONG | {"stream": True} | more
+    with httpx2.stream(
+        "POST", f"{server.url}/v1/completions", json=body, timeout=WAIT_S
+    ) as response:
+        lines = response.iter_lines()
+        first = next(lines)
+        begun()
+        return "\n".join([first, *lines])
+
+
 def stream_that_fails(server: Process, how: signal.Signals) -> str:
     """What a stream says on a device that fails: at its first words; or before anything runs, so
     that the next command is one of quire's own."""
     if how is signal.SIGUSR2:
         server.send(how)
-    with httpx2.stream(
-        "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=WAIT_S
-    ) as response:
-        lines = response.iter_lines()
-        said = next(lines)
-        if how is not signal.SIGUSR2:
-            server.send(how)
-        return "\n".join([said, *lines])
+        return streamed(server, lambda: None)
+    return streamed(server, lambda: server.send(how))
 
 
 @pytest.mark.parametrize("how", FAILS)
@@ -126,115 +135,89 @@ def test_the_doctor_tries_again_and_forgets(
         stream_that_fails(server, signal.SIGUSR1)
         assert server.wait() == 4
     assert len(list((tmp_path / "caches/quire").glob("fault-*"))) == 1
-    run = subprocess.run(
-        [*quire, "doctor"], capture_output=True, text=True, timeout=DOCTOR_S, check=False
-    )
-    assert "has failed here: serving failed" in run.stdout, "no load has been tried"
-    assert len(list((tmp_path / "caches/quire").glob("fault-*"))) == 1
-    run = subprocess.run(
-        [*quire, "doctor", "--stress"],
-        capture_output=True,
-        text=True,
-        timeout=DOCTOR_S,
-        check=False,
-    )
+    for flags, told in (
+        ([], "has failed here: serving failed"),  # no load has been tried
+        (["--stress"], "had failed here, which is forgotten now: serving failed"),
+    ):
+        assert len(list((tmp_path / "caches/quire").glob("fault-*"))) == 1
+        run = subprocess.run(
+            [*quire, "doctor", *flags],
+            capture_output=True, text=True, timeout=DOCTOR_S, check=False,
+        )  # fmt: skip
+        assert told in run.stdout
     assert run.returncode == 0, run.stdout
-    assert "had failed here, which is forgotten now: serving failed" in run.stdout
     assert run.stdout.rstrip().endswith("sparse on Metal can serve.")
     assert list((tmp_path / "caches/quire").glob("fault-*")) == []
 
 
 # --- what Metal says of MLX's own commands ------------------------------------------------------
 
-PLACES = ("first", "middle", "last")
-# By Metal's words: the exit code, what clients are told, and what the next start says.
-METALS = {
-    f"Impacting Interactivity (0000000e:{NAME}ImpactingInteractivity)": (
-        1, "takes shorter steps", r"held up the display.*AGX_RELAX_\w+=1.* steps are cut to 25 ms",
-    ),
-    f"Caused GPU Timeout Error (00000002:{NAME}Timeout)": (
-        1, "takes shorter steps", r"took too long.*a closed lid.* steps are cut to 25 ms",
-    ),
-    f"Insufficient Memory (00000008:{NAME}OutOfMemory)": (
-        1, "computes fewer tokens at a time", r"out of memory.* computes 1024 tokens at most",
-    ),
-    f"Ignored (for causing prior/excessive GPU errors) (00000004:{NAME}SubmissionsIgnored)": (
-        1, "after an earlier failure", r"has failed here before \(the GPU refuses work",
-    ),
-    f"Caused GPU Address Fault Error (0000000b:{NAME}PageFault)": (
-        4, "uses another KV backend", r"not sparse on Metal: .*PageFault",
-    ),
-}  # fmt: skip
+METALS = {failure: words for words, failure in reversed(TEXTS.items()) if failure is not None}
+# What the next start says.
+HEEDED = {
+    GPUFailure.INTERACTIVITY: r"held up the display; AGX_\w+=1.* cut to 25 ms and 2048 tokens",
+    GPUFailure.TIMEOUT: r"took too long; .*a closed lid.* cut to 25 ms and 2048 tokens",
+    GPUFailure.OUT_OF_MEMORY: r"out of memory.* cut to 100 ms and 1024 tokens",
+    GPUFailure.IGNORED: r"the GPU refuses work .* cut to 100 ms and 2048 tokens",
+    GPUFailure.KV_MEMORY: r"not sparse on Metal: .*PageFault",
+}
 EIGHT = (*SMALL[:-1], "8")
 
 
 def streams_that_fail(server: Process, prompts: list[list[int]]) -> list[str]:
     """What streams say on a device that fails once all of them have begun."""
-
-    def stream(prompt: list[int]) -> str:
-        body = LONG | {"prompt": prompt, "stream": True}
-        with httpx2.stream(
-            "POST", f"{server.url}/v1/completions", json=body, timeout=WAIT_S
-        ) as response:
-            lines = response.iter_lines()
-            first = next(lines)
-            begun.release()
-            return "\n".join([first, *lines])
-
     begun = threading.Semaphore(0)
     with ThreadPoolExecutor(len(prompts)) as pool:
-        streams = [pool.submit(stream, prompt) for prompt in prompts]
+        streams = [pool.submit(streamed, server, begun.release, prompt=each) for each in prompts]
         for _ in prompts:
             assert begun.acquire(timeout=WAIT_S)
         server.send(signal.SIGUSR2)
         return [each.result() for each in streams]
 
 
-@pytest.mark.parametrize("words", METALS)
+@pytest.mark.parametrize("failure", GPUFailure)
 def test_each_of_metals_errors_is_told_to_clients_and_heeded_by_the_next_start(
-    words: str,
+    failure: GPUFailure,
     quire: tuple[str, str],
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     report: list[str],
 ) -> None:
-    code, told, heeded = METALS[words]
-    ways = [(place, streams) for place in PLACES for streams in (1, 8)]
-    for number, (place, streams) in enumerate([*ways, ("", 0)]):
-        monkeypatch.setenv(METAL_ERROR, f"{place}:{words}")
+    code = 4 if failure is GPUFailure.KV_MEMORY else 1
+    ways = list(itertools.product(("first", "middle", "last"), (1, 8)))
+    for number, (place, streams) in enumerate([*ways, ("last", 0)]):
+        monkeypatch.setenv(METAL_ERROR, f"{place}:{METALS[failure]}")
         with serving(model, *EIGHT, quire=quire) as server:
-            found = re.search(heeded, server.text)
-            assert (found is not None) == (number > 0), server.text
+            heeded = re.search(HEEDED[failure], server.text)
+            assert bool(heeded) == (number > 0), server.text
             assert ("KV backend: paged" in server.text) == (code == 4 and number > 0)
             assert ask(server, max_tokens=3).status_code == 200, "nothing else is lost"
-            for path in (tmp_path / "caches/quire").glob("*.json"):
-                if path.name.startswith(("deaths-", "fault-")):
-                    path.unlink()
             if not streams:
-                server.send(signal.SIGTERM)
-                assert server.wait() == 0
                 break
-            prompts = [[number + 1, other + 1, 7] for other in range(streams)]
-            said = streams_that_fail(server, prompts)
+            for kind in ("deaths", "fault"):
+                for path in (tmp_path / "caches/quire").glob(f"{kind}-*"):
+                    path.unlink()
+            texts = streams_that_fail(server, [[number + 1, n + 1, 7] for n in range(streams)])
             assert server.wait() == code
-        for text in said:
+        for text in texts:
             assert '"error"' in text
-            assert told in text
+            assert failure.advice in text
             assert "[DONE]" not in text
-    report.append(f"{words}: exit code {code}, {len(ways)} times, and then {found and found[0]}")
+    report.append(
+        f"{failure.name}: exit code {code}, {len(ways)} times; then {heeded and heeded[0]}"
+    )
 
 
-@pytest.mark.parametrize("words", [*METALS][:3])
+@pytest.mark.parametrize("failure", [GPUFailure.INTERACTIVITY, GPUFailure.OUT_OF_MEMORY])
 def test_a_request_that_ends_the_engine_is_refused_before_it_does_so_a_fourth_time(
-    words: str,
+    failure: GPUFailure,
     quire: tuple[str, str],
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
     report: list[str],
 ) -> None:
-    monkeypatch.setenv(METAL_ERROR, f"first:{words}")
-    prompts = [[number + 1, 5, 7] for number in range(7)]
+    monkeypatch.setenv(METAL_ERROR, f"first:{METALS[failure]}")
 
     def answer(prompt: list[int], tokens: int) -> int | None:
         try:
@@ -250,17 +233,14 @@ def test_a_request_that_ends_the_engine_is_refused_before_it_does_so_a_fourth_ti
         ):
             # At first the others still run when the one that fails comes.
             tokens = 400 if start < 2 else 3
-            asked = [pool.submit(answer, prompt, tokens) for prompt in prompts]
+            asked = [pool.submit(answer, [number, 5, 7], tokens) for number in range(1, 8)]
             time.sleep(1.0)
             culprit = pool.submit(answer, [CULPRIT], tokens)
             statuses.append([each.result() for each in [*asked, culprit]])
             if start < 3:
                 assert server.wait() == 1
-                continue
-            refused = ask(server, prompt=[CULPRIT])
-            assert "it is refused (digest" in refused.text
-            server.send(signal.SIGTERM)
-            assert server.wait() == 0
+            else:
+                assert "it is refused (digest" in ask(server, prompt=[CULPRIT]).text
     assert statuses[2][:-1] == [200] * 7, "alone, one after the other"
     assert statuses[3] == [200] * 7 + [500]
-    report.append(f"{words.partition(' (0')[0]} by one of eight: {statuses}")
+    report.append(f"{failure.name} by one of eight: {statuses}")
