@@ -107,12 +107,9 @@ def choose_mapping(
         return choice
     passed = stress_passed(backend)
     bold = _is_trusted(backend, "map_while_running", setting, "stress", "--stress", passed)
-    if setting is False:
-        why = "as configured"
-    else:
-        why = f"its stress test has {'' if passed else 'not '}passed here"
-    when = "while steps run" if bold else "between steps"
-    reason = f"memory is mapped {when}: {why}"
+    tested = f"its stress test has {'' if passed else 'not '}passed here"
+    why = "as configured" if setting is False else tested
+    reason = f"memory is mapped {'while steps run' if bold else 'between steps'}: {why}"
     return replace(choice, reasons=(*choice.reasons, reason), maps_while_running=bold)
 
 

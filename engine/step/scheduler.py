@@ -98,14 +98,15 @@ class Sharing:
         sequence.block_hashes.max_cached_tokens = sequence.num_reusable
         # No K and V are computed for an answer's last token.
         final = max(sequence.max_tokens - 1, sequence.num_prompt)
-        num_tokens, system = min(sequence.num_tokens + 1, final), sequence.request.system_tokens
+        num_tokens = min(sequence.num_tokens + 1, final)
+        system, boundaries = sequence.request.system_tokens, sequence.request.boundaries
         progress = self.kv.open(
             sequence.seq_id,
             sequence.block_hashes,
             num_tokens,
             final_tokens=final,
             system_tokens=system,
-            boundaries=sequence.request.boundaries,
+            boundaries=boundaries,
         )
         if progress is None:
             return False
@@ -113,16 +114,7 @@ class Sharing:
         tokens, salt = tuple(sequence.token_ids), sequence.request.salt
         reusable = sequence.block_hashes.max_cached_tokens
         self._decisions.append(
-            Opened(
-                sequence.seq_id,
-                tokens,
-                salt,
-                reusable,
-                num_tokens,
-                final,
-                system,
-                sequence.request.boundaries,
-            )
+            Opened(sequence.seq_id, tokens, salt, reusable, num_tokens, final, system, boundaries)
         )
         return True
 

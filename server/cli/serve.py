@@ -191,27 +191,21 @@ def grammar_compiler(
 
 
 def start_engine(
-    settings: Config,
-    engine_plan: EnginePlan,
-    progress: Progress | None = None,
-    key: bytes = b"",
+    settings: Config, engine_plan: EnginePlan, progress: Progress | None = None, key: bytes = b""
 ) -> EngineClient:
     """Load the weights and start the engine. progress: see ``serve_on``. key: see
     ``build_engine``. Raises EngineError."""
     bar = bytes_bar("loading")
+    several_keys = len(settings.access.api_keys) > 1
 
     def advance(done: int, total: int) -> None:
         bar.total = total
         bar.update(done - bar.n)
 
     client = EngineClient(
-        lambda emit: build_engine(
-            engine_plan, engine_config(settings), progress or advance, emit, key
-        ),
+        partial(build_engine, engine_plan, engine_config(settings), progress or advance, key=key),
         max_queue=settings.limits.max_queued_requests,
-        max_share_ratio=(
-            settings.limits.max_key_share_ratio if len(settings.access.api_keys) > 1 else 1.0
-        ),
+        max_share_ratio=settings.limits.max_key_share_ratio if several_keys else 1.0,
     )
     try:
         client.start()

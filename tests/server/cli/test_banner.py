@@ -47,7 +47,8 @@ def settings(**tables: dict[str, object]) -> Config:
 def test_people_read_where_it_is_what_it_is_and_what_to_paste(
     plan: EnginePlan, entries: list[dict[str, object]]
 ) -> None:
-    text = text_of(settings(), plan, entries, URL)
+    noted = replace(plan, memory=replace(plan.memory, note="addresses are short"))
+    text = text_of(settings(), noted, entries, URL)
     head, empty, *lines = text.splitlines()
     assert head.endswith(f": serving demo on {URL}")
     assert empty == ""
@@ -58,15 +59,9 @@ def test_people_read_where_it_is_what_it_is_and_what_to_paste(
     assert lines[3] == "  API key    any (local only)"
     assert said[4] == ("model", "demo: context 256 tokens, 2 requests at a time")
     assert said[5][1].startswith("K and V up to 8.00 MiB (")
-    assert said[6][1].startswith("KV backend: posix; kernels: ")
-    assert len(lines) == 8
-
-
-def test_what_shortens_the_context_is_said(
-    plan: EnginePlan, entries: list[dict[str, object]]
-) -> None:
-    noted = replace(plan, memory=replace(plan.memory, note="addresses are short"))
-    assert "\n             addresses are short\n" in text_of(settings(), noted, entries, URL)
+    assert lines[6] == "             addresses are short"
+    assert said[7][1].startswith("KV backend: posix; kernels: ")
+    assert len(lines) == 9
 
 
 def test_a_server_without_a_page_or_answers_does_not_name_them(

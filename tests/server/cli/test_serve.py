@@ -18,13 +18,9 @@ from engine.build import EnginePlan
 from engine.machine import PressureSource, pressure_source
 from engine.models.checkpoint import read_checkpoint
 from kvcache.backend import BackendFailedError
-from kvcache.gpu_failures import GPUFailure
 from kvcache.kv_backends import KVBackend, KVBackendChoice
 from server.cli import serve
-from server.cli.model_files import (
-    ModelError,
-    make_plan,
-)
+from server.cli.model_files import ModelError, make_plan
 from server.cli.serve import (
     EngineError,
     KVBackendFailedError,
@@ -304,17 +300,12 @@ def test_an_engine_that_fails_while_it_serves_is_told(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, own_log: None
 ) -> None:
     stopped: list[float] = []
-    failure = f"the engine has ended: {GPUFailure.OUT_OF_MEMORY.advice}"
     dead = SimpleNamespace(
-        alive=False,
-        busy_since=None,
-        kv_backend_failed=False,
-        failure=failure,
-        stop=stopped.append,
+        alive=False, busy_since=None, kv_backend_failed=False, failure="why", stop=stopped.append
     )
     monkeypatch.setattr(serve, "start_engine", lambda *_: dead)
     monkeypatch.setattr(serve, "listen", lambda *_: None)
-    with pytest.raises(EngineError, match=rf"{failure} \(see the log\)"):
+    with pytest.raises(EngineError, match=r"why \(see the log\)"):
         serve_model(str(tiny_model), None, SMALL)
     assert stopped == [serve.STOP_TIMEOUT_S]
 
@@ -322,15 +313,13 @@ def test_an_engine_that_fails_while_it_serves_is_told(
 def test_a_gpu_whose_memory_of_k_and_v_fails_is_told_with_what_comes_next(
     plan: EnginePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> NoReturn:
+    def fail(*_: object, **__: object) -> NoReturn:
         raise BackendFailedError("the first mapping took over 20 s")
 
     monkeypatch.setattr(serve, "build_engine", fail)
     settings = read_settings(None, SMALL)
     sparse = replace(plan, kv_backend=KVBackendChoice(KVBackend.SPARSE, ()))
-    with pytest.raises(
-        KVBackendFailedError, match=r"took over 20 s; .* something else .*doctor --stress`"
-    ):
+    with pytest.raises(KVBackendFailedError, match=r"took over 20 s; .* else serves.* --stress`"):
         start_engine(settings, sparse)
     with pytest.raises(EngineError, match=r"took over 20 s$") as of_a_cpu:
         start_engine(settings, plan)
