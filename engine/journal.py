@@ -120,10 +120,10 @@ class Journal:
 
 def _read_deaths(name: str) -> list[Death]:
     """Return the deaths in a journal, or [] if there are none, or the journal is damaged."""
-    deaths = read_record(cache_folder() / name).get("deaths")
+    record = read_record(cache_folder() / name)
     try:
-        return [(str(failure), list(prompts)) for failure, prompts in deaths]
-    except (TypeError, ValueError):
+        return [(str(failure), list(prompts)) for failure, prompts in record["deaths"]]
+    except (KeyError, TypeError, ValueError):
         return []
 
 
