@@ -126,8 +126,7 @@ class StepPlan:
     @property
     def pairs(self) -> int:
         """The number of pairs of a token in a chunk of a prompt and a token before it."""
-        chunks = [entry for entry in self.entries if entry.count > 1]
-        return sum(e.count * e.start + e.count * (e.count - 1) // 2 for e in chunks)
+        return sum(e.count * (2 * e.start + e.count - 1) // 2 for e in self.entries if e.count > 1)
 
     @property
     def decodes(self) -> bool:

@@ -67,7 +67,7 @@ class TokenBudget:
 
     def weight(self, start: int, count: float) -> float:
         """Return as how many tokens each of ``count`` tokens behind ``start`` others counts."""
-        return 1 + self.pair_cost * (start + count / 2)
+        return 1 + self.pair_cost * (start + (count - 1) / 2)
 
     def chunk(self, room: float, start: int, rows: int = 0, *, first: bool = True) -> int:
         """Return the number of prompt tokens behind ``start`` others to add to a step that has
@@ -75,9 +75,11 @@ class TokenBudget:
         the time, the number is moved up or down to the nearest number that makes the last tile
         full. The step's ``first`` chunk has more than one token, as entries of one token count as
         generated ones."""
-        weight = self.weight(start, room / self.weight(start, 0))
-        fit = int(room / weight)
-        if weight > ATTENTION_WEIGHT:
+        least = self.weight(start, 0)
+        # The solution of count * weight(start, count) = room.
+        count = 2 * room / (least + math.sqrt(least**2 + 2 * self.pair_cost * room))
+        fit = int(count)
+        if self.weight(start, count) > ATTENTION_WEIGHT:
             return max(fit, 2 if first else 0)
         begun = (rows + fit) % self.tile
         fit += -begun if 2 * begun <= self.tile else self.tile - begun
@@ -97,17 +99,18 @@ class TokenBudget:
         limit, context = self.room(decoding=decoding), pairs / prefill_tokens
         weight = 1 + self.pair_cost * context
         tile = self.tile if weight <= ATTENTION_WEIGHT else 1
-        full = (prefill_tokens + tile) * weight > limit
+        # The next tokens attend to at most twice the context.
+        full = prefill_tokens * weight + tile * (2 * weight - 1) > limit
         if full and prefill_tokens >= self.tile:
             others_s = min(self.decoding_s, seconds / 2) if decoding else 0.0
             self._learn(context, (seconds - others_s) / prefill_tokens)
         cost = prefill_tokens + self.pair_cost * pairs  # by what was just learnt
         if decoding:
-            target_s = max(self.target_s, MAX_SLOWDOWN * self.decoding_s)
-            self.tokens = self._steered(limit, cost, target_s / seconds, full=full)
+            ratio = max(self.target_s, MAX_SLOWDOWN * self.decoding_s) / seconds
+            self.tokens = self._steered(limit, cost, ratio, full=full)
         else:
-            target_s = ALONE_TARGETS * self.target_s
-            self.alone = self._steered(limit, cost, target_s / seconds, full=full)
+            ratio = ALONE_TARGETS * self.target_s / seconds
+            self.alone = self._steered(limit, cost, ratio, full=full)
 
     def _learn(self, context: float, token_s: float) -> None:
         """Adjust the measured costs to a step whose prompt tokens took ``token_s`` each, behind

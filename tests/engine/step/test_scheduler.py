@@ -161,10 +161,10 @@ def test_a_chunk_is_smaller_behind_a_long_context_and_leaves_the_rest_to_others(
     s, _ = scheduler(budget=16)
     s.budget.pair_cost = 0.05
     s.add(request(1, prompt=40))
-    assert run_step(s)[0] == [(1, 0, 11)]
+    assert run_step(s)[0] == [(1, 0, 12)]
     s.add(request(2, prompt=40))
-    assert run_step(s)[0] == [(2, 0, 1), (1, 11, 8)]
-    assert run_step(s)[0] == [(2, 1, 1), (1, 19, 7)]
+    assert run_step(s)[0] == [(2, 0, 1), (1, 12, 8)]
+    assert run_step(s)[0] == [(1, 20, 7)]
 
 
 def test_several_prompts_share_a_step() -> None:

@@ -11,38 +11,30 @@ from engine.step.token_budget import (
 )
 
 
-def budget(tokens: int = 64, minimum: int = 16, maximum: int = 2048) -> TokenBudget:
-    return TokenBudget(target_s=0.1, minimum=minimum, maximum=maximum, tokens=tokens)
+def budget(tokens: int = 64, minimum: int = 16, maximum: int = 2048, tile: int = 1) -> TokenBudget:
+    return TokenBudget(0.1, minimum, maximum, tokens, tile)
 
 
-def test_a_slow_step_shrinks_the_budget_at_once() -> None:
-    b = budget(tokens=200)
-    b.observe(200, 0.4)
-    assert b.tokens == 50
-
-
-def test_the_shrinking_starts_from_what_the_step_really_ran() -> None:
-    b = budget(tokens=200)
-    b.observe(100, 0.2)
-    assert b.tokens == 50
-
-
-def test_a_fast_full_step_grows_the_budget_by_a_bounded_factor() -> None:
-    b = budget(tokens=100)
-    b.observe(100, 0.001)
-    assert b.tokens == int(100 * MAX_GROWTH)
-
-
-def test_a_step_that_was_not_full_says_nothing_about_growth() -> None:
-    b = budget(tokens=100)
-    b.observe(99, 0.001)
-    assert b.tokens == 100
-
-
-def test_a_step_near_the_target_changes_nothing() -> None:
-    b = budget(tokens=100)
-    b.observe(100, 0.1 * (1 + CALM_FRACTION) / 2)
-    assert b.tokens == 100
+@pytest.mark.parametrize(
+    ("tile", "before", "prefill", "seconds", "after"),
+    [
+        pytest.param(1, 200, 200, 0.4, 50, id="a slow step shrinks the limit at once"),
+        pytest.param(1, 200, 100, 0.2, 50, id="from what the step really ran"),
+        pytest.param(1, 100, 100, 0.001, int(100 * MAX_GROWTH), id="a fast full step grows it"),
+        pytest.param(1, 100, 99, 0.001, 100, id="one that was not full says nothing"),
+        pytest.param(1, 100, 100, 0.05 * (1 + CALM_FRACTION), 100, id="near the target"),
+        pytest.param(32, 32, 32, 0.1 / 2.1 * CALM_FRACTION, 64, id="two tiles keep to the target"),
+        pytest.param(32, 32, 32, 0.1 / 1.9 * CALM_FRACTION, 32, id="two tiles do not"),
+        pytest.param(32, 64, 32, 0.001, 64, id="a tile less is not full"),
+        pytest.param(32, 64, 33, 0.001, 96, id="a part of a tile less is full"),
+    ],
+)
+def test_a_step_changes_the_limit(
+    tile: int, before: int, prefill: int, seconds: float, after: int
+) -> None:
+    b = budget(before, tile=tile)
+    b.observe(prefill, seconds)
+    assert b.tokens == after
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(0, 5.0), (10, 0.0), (10, -1.0)])
@@ -108,13 +100,9 @@ def test_it_settles_where_a_step_takes_about_the_target(cost_s: float) -> None:
 # --- tiles ------------------------------------------------------------------------------------
 
 
-def tiled(tokens: int = 64, minimum: int = 16, maximum: int = 2048) -> TokenBudget:
-    return TokenBudget(0.1, minimum, maximum, tokens, tile=32)
-
-
 @pytest.mark.parametrize("row_s", [1e-4, 3e-4, 7e-4, 1e-3, 4e-3, 2e-2])
 def test_budgets_are_whole_tiles_and_one_at_least(row_s: float) -> None:
-    b = tiled()
+    b = budget(tile=32)
     for _ in range(60):
         b.observe(b.tokens, row_s * b.tokens)
         b.observe(b.alone, row_s * b.alone, decoding=False)
@@ -122,36 +110,19 @@ def test_budgets_are_whole_tiles_and_one_at_least(row_s: float) -> None:
         assert min(b.tokens, b.alone) >= 32
 
 
-def test_a_budget_of_one_tile_grows_by_one_where_two_keep_to_the_target() -> None:
-    b = tiled(tokens=32)
-    b.observe(32, 0.1 / 2.1 * CALM_FRACTION)
-    assert b.tokens == 64
-    b = tiled(tokens=32)
-    b.observe(32, 0.1 / 1.9 * CALM_FRACTION)
-    assert b.tokens == 32
-
-
-def test_a_step_whose_last_tile_is_not_full_was_a_full_step() -> None:
-    b = tiled(tokens=64)
-    b.observe(32, 0.001)
-    assert b.tokens == 64
-    b.observe(33, 0.001)
-    assert b.tokens == 96
-
-
 @pytest.mark.parametrize(
     ("rows", "room"), [(0, 64), (1, 63), (16, 48), (17, 79), (31, 65), (32, 64), (40, 56)]
 )
 def test_rows_that_decode_and_a_chunk_are_whole_tiles_together(rows: int, room: int) -> None:
-    b = tiled(tokens=64)
-    assert (
-        b.chunk(b.room(decoding=True), 0, rows) == b.chunk(b.room(decoding=False), 0, rows) == room
-    )
+    b = budget(tile=32)
+    for decoding in (True, False):
+        assert b.chunk(b.room(decoding=decoding), 0, rows) == room
 
 
 def test_a_limit_that_is_no_whole_tile_is_rounded_down_and_one_below_a_tile_holds() -> None:
-    assert (tiled(maximum=100).maximum, tiled(maximum=31, tokens=20).maximum) == (96, 31)
-    assert tiled(maximum=31, tokens=20).chunk(31, 0) == 32, "the scheduler's own limit cuts it"
+    small = budget(20, maximum=31, tile=32)
+    assert (budget(maximum=100, tile=32).maximum, small.maximum, small.tokens) == (96, 31, 31)
+    assert small.chunk(31, 0) == 32, "the scheduler's own limit cuts it"
 
 
 def test_where_rows_are_computed_one_by_one_any_number_is_a_budget() -> None:
@@ -159,7 +130,7 @@ def test_where_rows_are_computed_one_by_one_any_number_is_a_budget() -> None:
 
 
 def test_what_is_left_behind_another_chunk_fills_the_tile_or_is_nothing() -> None:
-    b = tiled(tokens=64)
+    b = budget(tile=32)
     assert b.chunk(54, 0, 10, first=False) == 54
     assert b.chunk(16, 0, 64, first=False) == 0
     assert b.chunk(2.5, 0, 75, first=False) == 0, "a few rows more than full tiles"
@@ -223,6 +194,16 @@ def test_the_cost_of_a_context_is_learnt_and_leaves_the_limit_of_short_prompts(
     before = device.budget.alone
     device.prompt(260_000, 2000)
     assert device.budget.alone >= 0.9 * before
+
+
+@pytest.mark.parametrize("start", [0, 700, 4001, 100_000])
+def test_a_chunk_behind_any_context_fills_the_limit(start: int) -> None:
+    b = budget(tokens=800)
+    b.pair_cost = 2.5e-4
+    count = b.chunk(800, start)
+    assert count * b.weight(start, count) <= 800 < (count + 1) * b.weight(start, count + 1)
+    b.observe(count, 0.001, pairs=count * start + count * (count - 1) // 2)
+    assert b.tokens > 800, "the step was full"
 
 
 def test_a_small_step_teaches_nothing() -> None:
