@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine.build import unserved
 from engine.config import EngineConfig
 from engine.machine import MachineMemory, gpu_memory
 from engine.models.weights import compute_itemsize
@@ -12,23 +11,15 @@ from engine.planning.memory import (
     CONTEXTS,
     WEIGHT_PACKINGS,
     ModelShape,
-    Packing,
     Resident,
     kv_shape,
     memory_demand,
     own_packing,
     resident,
-    slot_bytes,
-    weights_bytes,
 )
 from kvcache.kv_backends import KVBackend
-from kvcache.layout import (
-    KVLayout,
-    dense_layout,
-    grouped_layout,
-    paged_layout,
-)
-from kvcache.memory_budget import SMALLEST_CONTEXT_TOKENS, BudgetError, MemoryDemand, slots_within
+from kvcache.layout import KVLayout, dense_layout, grouped_layout, paged_layout
+from kvcache.memory_budget import BudgetError, MemoryDemand, slots_within, smallest_context
 from kvcache.state_cache import SLOTS_PER_SEQUENCE
 
 CHUNK_TOKENS = 256
@@ -40,14 +31,9 @@ class Room:
 
     kv_bytes: int
     """The bytes for K and V, or 0 if the weights alone do not fit."""
-    num_slots: int = 0
-    """The number of slots (recurrent states of one sequence at one position)."""
-    slot_bytes: int = 0
-    """The bytes of a slot, or 0 if the model has no recurrent states."""
-
-    def sequences(self, by_kv: int) -> int:
-        """Limit ``by_kv``, the number of sequences whose K and V fit, by the number of slots."""
-        return min(by_kv, self.num_slots // SLOTS_PER_SEQUENCE) if self.slot_bytes else by_kv
+    num_slots: int | None = None
+    """The number of slots (recurrent states of one sequence at one position), or None if the model
+    has no recurrent states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +47,8 @@ class Allocation:
         """Return the number of sequences of ``tokens`` tokens that fit in ``room``."""
         layout = self.layout
         held = room.kv_bytes // layout.heap_bytes * layout.heap_tokens
-        return room.sequences(held // layout.tokens_per_block // layout.blocks_for(tokens))
+        by_kv = held // layout.tokens_per_block // layout.blocks_for(tokens)
+        return by_kv if room.num_slots is None else min(by_kv, room.num_slots // SLOTS_PER_SEQUENCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +73,6 @@ class CapacityReport:
 
     shape: ModelShape
     device: Device
-    memory_bytes: int
-    """The machine's memory, of which the device may use ``demand.machine_bytes``."""
     context: int
     demand: MemoryDemand
     """The memory that the model needs in addition to the weights and the cache."""
@@ -98,23 +83,14 @@ class CapacityReport:
     fifth_tokens: int
     """A fifth of the context, the length of sequences for ``Fit.fifth_context``."""
     fits: tuple[Fit, ...]
-    problem: str | None
-    """The reason why the device cannot run the model, or None if it can."""
 
 
 def plan_capacity(
-    shape: ModelShape,
-    device: Device,
-    memory_bytes: int,
-    context: int,
-    config: EngineConfig,
-    *,
-    working_set_bytes: int | None = None,
+    shape: ModelShape, device: Device, context: int, config: EngineConfig
 ) -> CapacityReport:
-    """Return the report for sequences of at most ``context`` tokens, which must be 2 or more. The
-    device may use ``working_set_bytes`` of memory; None means the device's default. Raises
-    LayoutError if the size of a token's K does not divide a page."""
-    machine, kv_backend = empty_machine(device, memory_bytes, working_set_bytes)
+    """Return the report for sequences of at most ``context`` tokens, which must be 2 or more.
+    Raises LayoutError if the size of a token's K does not divide a page."""
+    machine, kv_backend = empty_machine(device)
     demand = memory_demand(
         shape.spec,
         replace(config, max_model_len=context),
@@ -124,59 +100,45 @@ def plan_capacity(
         compute_itemsize("BF16", on_gpu=device.on_gpu),
     )
     allocations = allocations_of(shape, device, context, config)
-    fifth_tokens = max(1, context // 5)
     own = shape.quantization
     packings = WEIGHT_PACKINGS if own is None else (own_packing(own, on_gpu=device.on_gpu),)
-    fits = tuple(
-        _fit(
-            resident(shape, packing, context),
-            room_of(shape, demand, packing, config),
-            allocations,
-            fifth_tokens,
-        )
-        for packing in packings
-    )
+    needed = [resident(shape, packing, context) for packing in packings]
+    fifth = max(1, context // 5)
     return CapacityReport(
         shape=shape,
         device=device,
-        memory_bytes=memory_bytes,
         context=context,
         demand=demand,
         by_context=tuple(resident(shape, packings[0], tokens) for tokens in CONTEXTS),
         allocations=allocations,
-        fifth_tokens=fifth_tokens,
-        fits=fits,
-        problem=unserved(shape.spec, kv_backend),
+        fifth_tokens=fifth,
+        fits=tuple(_fit(n, room_of(shape, demand, n, config), allocations, fifth) for n in needed),
     )
 
 
-def empty_machine(
-    device: Device, memory_bytes: int, working_set_bytes: int | None
-) -> tuple[MachineMemory, KVBackend]:
-    """Return the memory and the KV backend of a machine on which nothing else runs.
-    ``working_set_bytes`` is the memory that a GPU may use; None means the device's default."""
-    machine = MachineMemory(memory_bytes, memory_bytes)
+def empty_machine(device: Device) -> tuple[MachineMemory, KVBackend]:
+    """Return the memory and the KV backend of a machine on which nothing else runs."""
+    machine = MachineMemory(device.memory_bytes, device.memory_bytes)
     if not device.on_gpu:
         return machine, KVBackend.POSIX
-    if working_set_bytes is None:
-        working_set_bytes = device.working_set_bytes(memory_bytes)
-    gpu = gpu_memory(machine, working_set_bytes, address_bytes=device.address_bytes)
+    gpu = gpu_memory(machine, device.working_set_bytes, address_bytes=device.address_bytes)
     return gpu, KVBackend.SPARSE
 
 
 def room_of(
-    shape: ModelShape, demand: MemoryDemand, weights: Packing, config: EngineConfig
+    shape: ModelShape, demand: MemoryDemand, needed: Resident, config: EngineConfig
 ) -> Room:
-    left = max(0, demand.usable_bytes - demand.fixed_bytes - weights_bytes(shape, weights))
-    size = slot_bytes(shape)
-    if not size:
+    left = max(0, demand.usable_bytes - demand.fixed_bytes - needed.weights_bytes)
+    kv = kv_shape(shape)
+    if kv.slot is None:
         return Room(left)
-    kv_bytes = (config.max_model_len or 0) * kv_shape(shape).bytes_per_token + config.heap_bytes
+    longest = smallest_context(config.max_model_len, shape.spec.max_position_embeddings)
+    size, kv_bytes = kv.slot.slot_bytes, longest * kv.bytes_per_token + config.heap_bytes
     try:
         slots = slots_within(left, size, config.max_num_seqs, kv_bytes=kv_bytes)
     except BudgetError:
-        return Room(0, 0, size)
-    return Room(left - slots * size, slots, size)
+        return Room(0, 0)
+    return Room(left - slots * size, slots)
 
 
 def allocations_of(
@@ -207,13 +169,13 @@ def allocations_of(
     )
 
 
-def _fit(needed: Resident, room: Room, allocations: Sequence[Allocation], fifth_tokens: int) -> Fit:
+def _fit(needed: Resident, room: Room, allocations: Sequence[Allocation], fifth: int) -> Fit:
     own, context = allocations[-1].layout, needed.context
     tokens = room.kv_bytes // own.heap_bytes * own.heap_tokens
     return Fit(
         needed,
         room,
-        tokens if tokens >= min(SMALLEST_CONTEXT_TOKENS, context) else 0,
+        tokens if tokens >= smallest_context(None, context) else 0,
         tuple(allocation.fit(room, context) for allocation in allocations),
-        tuple(allocation.fit(room, fifth_tokens) for allocation in allocations),
+        tuple(allocation.fit(room, fifth) for allocation in allocations),
     )

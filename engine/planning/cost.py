@@ -28,9 +28,10 @@ RECURRENCE_S = 1.9e-6
 BESIDE_SHARE = 0.4
 # Numbers of commands: those that wait for the one before them, and others, which run beside it.
 # tests/metal/graph counts them in a step's graph.
-ENDS = 9, 0  # embedding, final norm, head, and what ends a step
+ENDS = 10, 0  # embedding, final norm, head, sampling, and what ends a step
+ROTATION = 4, 0  # of an input that several matrices may share
 ATTENTION, OUTPUT_GATE, QKV_BIAS, DELTA_NET = (7, 2), (1, 2), (1, 2), (6, 3)
-DENSE, MIXTURE, SORTED_PAIRS, SHARED_EXPERT = (5, 1), (16, 5), (3, 2), (2, 6)
+DENSE, MIXTURE, SORTED_PAIRS, SHARED_EXPERT = (5, 1), (16, 5), (4, 2), (2, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class CostModel:
     """The count of numbers in matrices that multiply every token."""
     expert_numbers: dict[Experts, int]
     """The count of numbers in one expert of each layer, by mixture."""
+    rotations: int
+    """The number of products whose input is rotated."""
 
     @classmethod
     def of(cls, device: Device, spec: ModelSpec, weights_bytes: int, kv: KVShape) -> "CostModel":
@@ -57,7 +60,9 @@ class CostModel:
         dense = numbers - sum(mlp.experts * size for mlp, size in one.items())
         dense -= spec.vocab_size * spec.hidden_size * (1 if spec.tied_embeddings else 2)
         per_number = (weights_bytes - VECTOR_BYTES * tensors.count(1)) / numbers
-        return cls(device, spec, kv, per_number, dense, one)
+        blocks = tensors.blocks
+        rotations = sum(any(blocks.get(m.name) for m in each) for each in tensors.products)
+        return cls(device, spec, kv, per_number, dense, one, rotations)
 
     def step_seconds(self, plan: Sequence[tuple[int, int]]) -> float:
         """Return a step's time. ``plan`` has ``(start, count)`` of each sequence's new tokens."""
@@ -73,15 +78,17 @@ class CostModel:
 
     def prompt_tokens(self, seconds: float, maximum: int, start: int = 0) -> int:
         """Return how many tokens of a prompt, from ``start`` on, a step of ``seconds`` computes:
-        1 at least, and ``maximum`` at most."""
-        counts = range(2, maximum + 1)
-        return 1 + bisect_right(counts, seconds, key=lambda n: self.step_seconds([(start, n)]))
+        whole tiles, one at least, and ``maximum`` tokens at most."""
+        tile = self.device.rates.tile_rows
+        more = range(2 * tile, maximum + 1, tile)
+        tiles = 1 + bisect_right(more, seconds, key=lambda n: self.step_seconds([(start, n)]))
+        return min(tiles * tile, maximum)
 
     def commands(self, tokens: int) -> tuple[int, int]:
         """Return the numbers of commands of a step that wait for the one before them, and of other
         commands, with a sequence that is longer than 2 * SHORT_SPLIT_TOKENS."""
         parts = [part for layer in self.spec.layers for part in _commands(layer, tokens)]
-        waiting, beside = zip(ENDS, *parts, strict=True)
+        waiting, beside = zip(ENDS, *[ROTATION] * self.rotations, *parts, strict=True)
         return sum(waiting), sum(beside)
 
     def _product_s(self, numbers: float, rows: float, share: float, read_share: float = 1) -> float:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from kvcache.kv_backends import ADDRESS_BITS, EARLY_ADDRESS_BITS
+from metal_ext.loading import LARGER_BUFFERS
 
 GIB = 1024**3
 KIB = 1024
@@ -47,7 +48,7 @@ class Device:
 
     name: str
     memory_bytes: int
-    """The memory of the device's largest configuration."""
+    """The machine's memory. In DEVICES, that of the device's largest configuration."""
     bytes_per_s: float
     """The bandwidth of reads from memory."""
     ops_per_s: float
@@ -60,18 +61,23 @@ class Device:
     """The addresses that a process has on the GPU; None on a CPU."""
     smaller: "Device | None" = None
     """The chip with fewer GPU cores, in Macs with at most ``smaller.memory_bytes`` of memory."""
+    gpu_bytes: int | None = None
+    """The memory that the GPU's driver says that it may use; None if there is no driver to ask."""
 
-    def with_memory(self, memory_bytes: int) -> "Device":
+    def with_memory(self, memory_bytes: int, gpu_bytes: int | None = None) -> "Device":
         """Return the configuration of this chip in Macs with ``memory_bytes`` of memory."""
         smaller = self.smaller
-        return smaller if smaller is not None and memory_bytes <= smaller.memory_bytes else self
+        chip = smaller if smaller is not None and memory_bytes <= smaller.memory_bytes else self
+        return replace(chip, memory_bytes=memory_bytes, gpu_bytes=gpu_bytes)
 
-    def working_set_bytes(self, memory_bytes: int) -> int:
+    @property
+    def working_set_bytes(self) -> int:
+        """The memory that the device may use."""
         if not self.on_gpu:
-            return memory_bytes
-        if memory_bytes < LARGE_MEMORY_BYTES:
-            return memory_bytes * 2 // 3
-        return memory_bytes * 3 // 4
+            return self.memory_bytes
+        large = self.memory_bytes >= LARGE_MEMORY_BYTES
+        usual = self.memory_bytes * 3 // 4 if large else self.memory_bytes * 2 // 3
+        return usual if self.gpu_bytes is None else self.gpu_bytes
 
 
 # Measured by others; "the sweep" is mlxcel's of mlx-lm (benchmarks/pylm_m5max_2026-09-06.csv).
@@ -83,18 +89,19 @@ class Device:
 # mlx-lm#1569; M5 and Ultras by the sweep. Rows: MLX's quantized.cpp; few_rows for middle sizes.
 # Commands: M1 116 us a layer with 0.4 buffers and M5 36 us (the sweep), M2 mlx#1561, M3 2.4 us if
 # empty (mlx#4521), M4 BENCHMARKS.md. Buffers: M1 58.2 to 91.4 tokens/s, 54 fewer (vllm-metal#637),
-# M2 mlx#1561, M3 and M4 20 us (mlx#4521), M5 1.7 % at most (mlxcel#358). Counts: loading.py.
+# M2 mlx#1561, M3 and M4 20 us (mlx#4521), M5 1.7 % at most (mlxcel#358).
 M5 = Rates(0.89, 0.72, 25, 0.31 / 4, 0.66, 64, 2.2e-6, 2e-6, 50)  # vectors use no matrix units
+LARGER = int(LARGER_BUFFERS["MLX_MAX_OPS_PER_BUFFER"])  # commands, on M1 to M4
 RATES = {
-    "M1": Rates(0.89, 0.72, 10, 0.26, 0.78, 32, 5.0e-6, 115e-6, 200),
-    "M1 Ultra": Rates(0.65, 0.6, 18, 0.26, 0.4, 32, 5.0e-6, 115e-6, 200),
-    "M2": Rates(0.89, 0.72, 10, 0.26, 0.78, 32, 3.5e-6, 38e-6, 200),
-    "M2 Ultra": Rates(0.72, 0.6, 18, 0.26, 0.4, 32, 3.5e-6, 38e-6, 200),
-    "M3": Rates(0.89, 0.72, 15, 0.31, 0.78, 32, 3.6e-6, 20e-6, 200),
-    "M3 Ultra": Rates(0.8, 0.6, 18, 0.31, 0.4, 32, 3.6e-6, 20e-6, 200),
-    "M4": Rates(0.89, 0.72, 15, 0.31, 0.78, 32, 3.0e-6, 20e-6, 200),
+    "M1": Rates(0.89, 0.72, 10, 0.26, 0.78, 32, 5.0e-6, 115e-6, LARGER),
+    "M1 Ultra": Rates(0.65, 0.6, 18, 0.26, 0.4, 32, 5.0e-6, 115e-6, LARGER),
+    "M2": Rates(0.89, 0.72, 10, 0.26, 0.78, 32, 3.5e-6, 38e-6, LARGER),
+    "M2 Ultra": Rates(0.72, 0.6, 18, 0.26, 0.4, 32, 3.5e-6, 38e-6, LARGER),
+    "M3": Rates(0.89, 0.72, 15, 0.31, 0.78, 32, 3.6e-6, 20e-6, LARGER),
+    "M3 Ultra": Rates(0.8, 0.6, 18, 0.31, 0.4, 32, 3.6e-6, 20e-6, LARGER),
+    "M4": Rates(0.89, 0.72, 15, 0.31, 0.78, 32, 3.0e-6, 20e-6, LARGER),
     "M5": M5,
-    "M5 Ultra": replace(M5, read_share=0.8, expert_read_share=0.6, tile_share=0.4),
+    "M5 Ultra": replace(M5, read_share=0.8, expert_read_share=0.6, few_rows=18, tile_share=0.4),
     "M6": M5,
 }
 

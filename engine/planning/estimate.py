@@ -26,9 +26,10 @@ class Estimate:
 
     def chats(self, tokens: int) -> int:
         """Return how many sequences of ``tokens`` tokens run at once."""
-        memory, slot = self.plan.memory, self.plan.memory.layout.shape.slot
-        room = Room(memory.kv_budget_bytes, memory.num_slots, slot.slot_bytes if slot else 0)
-        return min(memory.max_num_seqs, Allocation("own", memory.layout).fit(room, tokens))
+        memory = self.plan.memory
+        slots = memory.num_slots if memory.layout.shape.states else None
+        own = Allocation("own", memory.layout)
+        return min(memory.max_num_seqs, own.fit(Room(memory.kv_budget_bytes, slots), tokens))
 
     def decode_tokens_per_s(self, context: int) -> float:
         """Return the tokens per second of one sequence alone, after ``context`` tokens."""
@@ -39,8 +40,8 @@ class Estimate:
         target_s = ALONE_TARGETS * self.config.step_time_target_ms / 1000
         start, seconds = 0, 0.0
         while start < prompt:
-            maximum = min(self.config.max_num_batched_tokens, prompt - start)
-            count = self.cost.prompt_tokens(target_s, maximum, start)
+            count = self.cost.prompt_tokens(target_s, self.config.max_num_batched_tokens, start)
+            count = min(count, prompt - start)
             seconds += self.cost.step_seconds([(start, count)])
             start += count
         return seconds
@@ -51,16 +52,9 @@ def estimate(plan: EnginePlan, device: Device, config: EngineConfig) -> Estimate
     return Estimate(plan, CostModel.of(device, plan.checkpoint.spec, weights, kv), config)
 
 
-def plan_elsewhere(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    device: Device,
-    memory_bytes: int,
-    working_set_bytes: int | None = None,
-) -> EnginePlan:
-    """Plan a model on a machine on which nothing else runs. ``working_set_bytes`` is the memory
-    that a GPU may use; None means the device's default. Raises BudgetError or LayoutError."""
-    machine, backend = empty_machine(device, memory_bytes, working_set_bytes)
+def plan_elsewhere(config: EngineConfig, checkpoint: Checkpoint, device: Device) -> EnginePlan:
+    """Plan a model on a machine on which nothing else runs. Raises BudgetError or LayoutError."""
+    machine, backend = empty_machine(device)
     return plan_engine(config, checkpoint, machine, KVBackendChoice(backend, ()))
 
 

@@ -129,19 +129,14 @@ def kv_shape(shape: ModelShape) -> KVShape:
     return shape.spec.kv_shape(KVFormat.BFLOAT16, KVFormat.BFLOAT16)
 
 
-def slot_bytes(shape: ModelShape) -> int:
-    """Return a slot's bytes (recurrent states at one position), or 0 for a model without states."""
-    slot = kv_shape(shape).slot
-    return 0 if slot is None else slot.slot_bytes
-
-
 def resident(shape: ModelShape, weights: Packing, context: int) -> Resident:
+    kv = kv_shape(shape)
     return Resident(
         weights,
         context,
         weights_bytes(shape, weights),
-        context * kv_shape(shape).bytes_per_token,
-        SLOTS_PER_SEQUENCE * slot_bytes(shape),
+        context * kv.bytes_per_token,
+        0 if kv.slot is None else SLOTS_PER_SEQUENCE * kv.slot.slot_bytes,
     )
 
 
@@ -154,14 +149,13 @@ def memory_demand(
     itemsize: int,
 ) -> MemoryDemand:
     """Return the memory needed beside weights and cache. An activation has ``itemsize`` bytes."""
-    activations = activation_bytes(spec, config, itemsize)
     attention = attention_scratch_bytes(spec, config, shape, kv_backend)
     return MemoryDemand(
         machine_bytes=machine.total_bytes,
         available_bytes=machine.available_bytes,
         headroom_bytes=machine.headroom_bytes(config.headroom_bytes),
         weights_bytes=0,
-        activation_bytes=activations + attention,
+        activation_bytes=activation_bytes(spec, config, itemsize) + attention,
         mlx_cache_bytes=config.mlx_cache_bytes,
         grammar_bytes=config.grammar_bytes,
         on_gpu=machine.on_gpu,

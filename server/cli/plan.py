@@ -12,7 +12,7 @@ from engine.models.checkpoint import Checkpoint, promised_checkpoint
 from engine.planning.capacity import CHUNK_TOKENS, CapacityReport, plan_capacity
 from engine.planning.devices import DEVICES, Device, find_device, this_device
 from engine.planning.estimate import Estimate, estimate, in_four_bits, plan_elsewhere
-from engine.planning.memory import ModelShape, kv_shape, read_shape, slot_bytes
+from engine.planning.memory import ModelShape, kv_shape, read_shape
 from kvcache.memory_budget import gib
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model
@@ -47,9 +47,6 @@ class Target:
     """A machine to plan for."""
 
     device: Device
-    memory_bytes: int
-    working_set_bytes: int | None
-    """The memory that this machine's GPU reports as usable; None in all other cases."""
     here: bool
     """True for the machine that runs quire, with all of the memory that it has."""
 
@@ -60,7 +57,7 @@ class Target:
         if device is None:
             known = ", ".join(each.name for each in DEVICES)
             raise SettingError(f"--device {name!r} is not known; known are {known}")
-        size, working_set = device.memory_bytes, None
+        size, gpu_bytes = device.memory_bytes, None
         if memory is not None:
             try:
                 size = parse_size(memory)
@@ -69,12 +66,12 @@ class Target:
         elif name is None:
             metal = metal_device() if device.on_gpu else None
             size = machine_memory().total_bytes
-            working_set = metal.working_set_bytes if metal else None
-        return cls(device.with_memory(size), size, working_set, name is None and memory is None)
+            gpu_bytes = metal.working_set_bytes if metal else None
+        return cls(device.with_memory(size, gpu_bytes), name is None and memory is None)
 
     def __str__(self) -> str:
         name = self.device.name if self.device.on_gpu else "a CPU"
-        return f"{name} with {gibs(self.memory_bytes)} GiB"
+        return f"{name} with {gibs(self.device.memory_bytes)} GiB"
 
 
 def plan_model(
@@ -106,14 +103,7 @@ def plan_model(
     if context is None:
         context = min(DEFAULT_CONTEXT, shape.spec.max_position_embeddings)
     with planning_errors():
-        report = plan_capacity(
-            shape,
-            target.device,
-            target.memory_bytes,
-            context,
-            engine_config(settings),
-            working_set_bytes=target.working_set_bytes,
-        )
+        report = plan_capacity(shape, target.device, context, engine_config(settings))
     planned, problem = _estimate_or_four_bits(Machine(settings), target, shape, checkpoint)
     lines = [*answers(target, planned, problem), "", "Details", "", *_notes(model)]
     if planned is not None:
@@ -127,19 +117,14 @@ def plan_model(
     return "\n".join(lines)
 
 
-def read_estimate(machine: Machine, target: Target, folder: Path) -> Estimate:
-    """Return the estimate of a model from its ``config.json`` alone. Raises SettingError, which
-    names the size that does not fit."""
-    return _estimate(machine, target, promised_checkpoint(folder))
-
-
-def _estimate(machine: Machine, target: Target, checkpoint: Checkpoint) -> Estimate:
+def estimate_on(machine: Machine, target: Target, checkpoint: Checkpoint) -> Estimate:
+    """Return a model's estimate. Raises SettingError, which names the size that does not fit."""
     config = engine_config(machine.settings)
     if target.here:
         return estimate(machine.plan(checkpoint), target.device, config)
-    where = target.device, target.memory_bytes, target.working_set_bytes
     with planning_errors():
-        return estimate(plan_elsewhere(config, checkpoint, *where), target.device, config)
+        elsewhere = plan_elsewhere(config, checkpoint, target.device)
+    return estimate(elsewhere, target.device, config)
 
 
 def _estimate_or_four_bits(
@@ -148,12 +133,12 @@ def _estimate_or_four_bits(
     """Return an estimate and an empty text. If the model does not fit as it is stored, the text is
     the reason, and the estimate is for MLX's 4 bits, or None if they do not help."""
     try:
-        return _estimate(machine, target, checkpoint), ""
+        return estimate_on(machine, target, checkpoint), ""
     except SettingError as error:
         if shape.quantization is None:
             packed = in_four_bits(shape, checkpoint, on_gpu=target.device.on_gpu)
             with suppress(SettingError):
-                return _estimate(machine, target, packed), str(error)
+                return estimate_on(machine, target, packed), str(error)
         return None, str(error)
 
 
@@ -235,10 +220,8 @@ def report_lines(report: CapacityReport) -> Iterator[str]:
     token = kv_shape(report.shape).bytes_per_token
     shared = (SHARING_CHATS - 1) * LONG_PROMPT * token
     dense, chunks, own = report.fits[-1].fifth_context
-    states = (
-        f", and a sequence up to {gib(report.fits[0].resident.states_bytes)} for the states of its "
-        "recurrent layers"
-    )
+    states_bytes = report.fits[0].resident.states_bytes
+    states = f", and a sequence up to {gib(states_bytes)} for the states of its recurrent layers"
     fits = (
         f"Sequences of {report.fifth_tokens} tokens (a fifth of the context) fit {own} times "
         f"into pages, {chunks} times into {CHUNK_TOKENS}-token chunks, and {dense} times where "
@@ -246,7 +229,7 @@ def report_lines(report: CapacityReport) -> Iterator[str]:
     )
     yield from note(
         f"{fits * bool(own)}A token takes {token / KIB:g} KiB"
-        f"{states * bool(slot_bytes(report.shape))}. Pages are shared: {SHARING_CHATS} chats "
+        f"{states * bool(states_bytes)}. Pages are shared: {SHARING_CHATS} chats "
         f"with the same first {LONG_PROMPT} tokens hold them once, which saves {gib(shared)}."
     )
     yield from note(

@@ -59,11 +59,8 @@ def weights_and_kv(report: CapacityReport) -> Figure:
     room = (report.demand.usable_bytes - report.demand.fixed_bytes) / GIB
     axes.axhline(room, color=LIMIT_COLOUR, linestyle="--", label=f"room for both: {room:.1f} GiB")
     beyond = f"; * beyond the {known} positions that the model knows"
-    axes.set_xlabel("context (tokens)" + beyond * (report.by_context[-1].context > known))
-    axes.set_ylabel("resident (GiB)")
-    _legend(figure)
-    axes.margins(y=0.1)
-    return figure
+    marked = beyond * (report.by_context[-1].context > known)
+    return _labelled(figure, f"context (tokens){marked}", "resident (GiB)")
 
 
 def fit(report: CapacityReport) -> Figure:
@@ -78,16 +75,15 @@ def fit(report: CapacityReport) -> Figure:
         bars = axes.bar(places, counts, width, color=SERIES_COLOURS[number], label=allocation.name)
         axes.bar_label(bars, padding=2)
     axes.set_xticks(range(len(report.fits)), [fit.resident.weights.name for fit in report.fits])
-    axes.set_xlabel("weights")
-    axes.set_ylabel("sequences at once")
-    _legend(figure)
-    axes.margins(y=0.1)
-    return figure
+    return _labelled(figure, "weights", "sequences at once")
 
 
-def _legend(figure: Figure) -> None:
-    """Draw the legend below the plots, where it hides nothing."""
+def _labelled(figure: Figure, x: str, y: str) -> Figure:
+    """Name the axes, and draw the legend below the plot, where it hides nothing."""
+    figure.axes[0].set(xlabel=x, ylabel=y)
+    figure.axes[0].margins(y=0.1)
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    return figure
 
 
 def _sign(figure: Figure, model: str) -> None:
@@ -100,7 +96,7 @@ def _sign(figure: Figure, model: str) -> None:
 def _figure(title: str, report: CapacityReport) -> tuple[Figure, Axes]:
     """Make a figure with axes, without the top and right frame lines."""
     figure = Figure(figsize=SIZE_INCHES, layout="constrained")
-    figure.suptitle(f"{title} - {report.device.name}, {report.memory_bytes / GIB:.0f} GiB")
+    figure.suptitle(f"{title} - {report.device.name}, {report.device.memory_bytes / GIB:.0f} GiB")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)

@@ -69,7 +69,7 @@ def planned(folder: Path, family: str, name: str) -> MemoryPlan:
     packed = {"quantization": {"group_size": 64, "bits": 4}}
     path = LARGEST[family].write(folder / "model", **packed)
     checkpoint = promised_checkpoint(path)
-    return plan_elsewhere(CONFIG, checkpoint, chip, chip.memory_bytes).memory
+    return plan_elsewhere(CONFIG, checkpoint, chip).memory
 
 
 @pytest.mark.parametrize("family", LARGEST)

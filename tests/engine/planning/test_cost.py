@@ -12,37 +12,22 @@ from engine.planning.cost import (
     RECURRENCE_S,
     CostModel,
 )
-from engine.planning.devices import CPU, Device, Rates, find_device
-from engine.planning.memory import (
-    BF16,
-    Q4,
-    ModelShape,
-    Packing,
-    kv_shape,
-    read_shape,
-    weights_bytes,
-)
-from tests.families import PUBLISHED
+from engine.planning.devices import CPU, Device, Rates
+from engine.planning.memory import BF16, Q4, ModelShape, kv_shape, read_shape, weights_bytes
+from tests.engine.planning.test_capacity import MODELS, chip
 
 DEVICE = replace(CPU, bytes_per_s=100e9, ops_per_s=10e12, rates=Rates(step_s=0.001))
 KV_BYTES = 144 * 1024
 GPU = Rates(0.9, 0.7, few_rows=12, vector_share=0.3, tile_share=0.8, tile_rows=32)
 
 
-def cost_of(shape: ModelShape, packing: Packing = BF16, device: Device = DEVICE) -> CostModel:
-    return CostModel.of(device, shape.spec, weights_bytes(shape, packing), kv_shape(shape))
+def cost_of(shape: ModelShape, device: Device = DEVICE) -> CostModel:
+    return CostModel.of(device, shape.spec, weights_bytes(shape, BF16), kv_shape(shape))
 
 
-def published(
-    folder: Path, model: str, packing: Packing = Q4, device: Device = DEVICE
-) -> CostModel:
-    return cost_of(read_shape(PUBLISHED[model].write(folder)), packing, device)
-
-
-def chip(name: str) -> Device:
-    device = find_device(name)
-    assert device is not None
-    return device
+def in_four_bits(folder: Path, model: str, device: Device = DEVICE) -> CostModel:
+    shape = read_shape(MODELS[model].write(folder))
+    return CostModel.of(device, shape.spec, weights_bytes(shape, Q4), kv_shape(shape))
 
 
 def test_one_decoded_token_takes_the_time_to_read_weights_and_cache(qwen3_4b: ModelShape) -> None:
@@ -66,28 +51,31 @@ def test_a_chunk_of_a_prompt_takes_the_time_of_its_operations(qwen3_4b: ModelSha
     assert cost_of(qwen3_4b).step_seconds([(100, 512)]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_of_experts_a_step_reads_those_that_its_tokens_choose(tmp_path: Path) -> None:
+@pytest.fixture
+def mixture(tmp_path: Path) -> CostModel:
+    return in_four_bits(tmp_path, "Qwen3-30B-A3B", replace(DEVICE, rates=GPU))
+
+
+def test_of_experts_a_step_reads_those_that_its_tokens_choose(mixture: CostModel) -> None:
     """Qwen3-30B-A3B, whose figures are 30.5 billion parameters and 3.3 that are active."""
-    cost = published(tmp_path, "Qwen3-30B-A3B")
-    ((mixture, expert),) = cost.expert_numbers.items()
+    ((experts, expert),) = mixture.expert_numbers.items()
     assert expert == 48 * 3 * 768 * 2048
-    active = cost.dense_numbers + 8 * expert + 2 * cost.spec.vocab_size * cost.spec.hidden_size
-    assert active == pytest.approx(3.35e9, rel=1e-2)
-    assert cost.bytes_per_number == pytest.approx(4.5 / 8, rel=1e-4)
-    assert [round(mixture.distinct(n), 1) for n in (1, 4, 8, 1000)] == [8.0, 29.1, 51.6, 128.0]
+    head = mixture.spec.vocab_size * mixture.spec.hidden_size
+    assert mixture.dense_numbers + 8 * expert + 2 * head == pytest.approx(3.35e9, rel=1e-2)
+    assert mixture.bytes_per_number == pytest.approx(4.5 / 8, rel=1e-4)
+    assert [round(experts.distinct(n), 1) for n in (1, 4, 8, 1000)] == [8.0, 29.1, 51.6, 128.0]
 
 
 @pytest.mark.parametrize(
     ("tokens", "rows"), [(1, 0), (4, 0), (63, 0), (512, 48), (2048, 144), (4096, 272)]
 )
-def test_experts_multiply_vectors_or_tiles(tmp_path: Path, tokens: int, rows: int) -> None:
+def test_experts_multiply_vectors_or_tiles(mixture: CostModel, tokens: int, rows: int) -> None:
     """rows: that each of the 128 experts multiplies, half a tile included; 0: they are read."""
-    cost = published(tmp_path, "Qwen3-30B-A3B", device=replace(DEVICE, rates=GPU))
-    ((mixture, expert),) = cost.expert_numbers.items()
-    numbers = mixture.distinct(tokens) * expert
+    ((experts, expert),) = mixture.expert_numbers.items()
+    numbers = experts.distinct(tokens) * expert
     read = numbers * 4.5 / 8 / (0.9 * (0.7 if tokens == 1 else EXPERT_READ_SHARE)) / 100e9
     computed = 2 * numbers * rows / 0.8 / 10e12
-    assert cost._experts_s(mixture, tokens) == pytest.approx(max(read, computed), rel=1e-3)
+    assert mixture._experts_s(experts, tokens) == pytest.approx(max(read, computed), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +91,7 @@ def test_experts_multiply_vectors_or_tiles(tmp_path: Path, tokens: int, rows: in
 def test_four_query_heads_read_a_row_of_the_cache_together(
     tmp_path: Path, model: str, times: int
 ) -> None:
-    cost = published(tmp_path, model)
+    cost = in_four_bits(tmp_path, model)
     more = cost.step_seconds([(2000, 1)]) - cost.step_seconds([(1000, 1)])
     read = 1000 * times * cost.kv.bytes_per_token / KV_READ_SHARE
     assert more == pytest.approx(read / 100e9)
@@ -116,7 +104,7 @@ def test_states_are_read_and_written_whatever_the_length(
     tmp_path: Path, model: str, state_mib: float, kv_kib: int
 ) -> None:
     """A matrix of float32 and three rows for each value head, in three of four layers."""
-    cost = published(tmp_path, model)
+    cost = in_four_bits(tmp_path, model)
     assert cost.kv.bytes_per_token == kv_kib * 1024
     stateless = replace(cost, kv=replace(cost.kv, states=()))
     more = cost.step_seconds([(1000, 1)]) - stateless.step_seconds([(1000, 1)])
@@ -130,35 +118,40 @@ def test_states_are_read_and_written_whatever_the_length(
     [(1, 1, 0.3), (12, 12, 0.3), (13, 32, 0.8), (32, 32, 0.8), (33, 64, 0.8), (512, 512, 0.8)],
 )
 def test_a_gpu_multiplies_few_rows_as_vectors_and_more_as_tiles(
-    qwen3_4b: ModelShape, rows: int, padded: int, share: float
+    mixture: CostModel, rows: int, padded: int, share: float
 ) -> None:
-    cost = cost_of(qwen3_4b, Q4, replace(DEVICE, rates=GPU))
-    read = 4.5 / 8 / 0.9 / 100e9
-    computed = 2 * padded / share / 10e12
-    assert cost._dense_s(1e9, rows) == pytest.approx(1e9 * max(read, computed), rel=1e-4)
+    read, computed = 4.5 / 8 / 0.9 / 100e9, 2 * padded / share / 10e12
+    assert mixture._dense_s(1e9, rows) == pytest.approx(1e9 * max(read, computed), rel=1e-4)
 
 
 def test_a_gpu_begins_commands_and_buffers(qwen3_4b: ModelShape) -> None:
     waiting, beside = cost_of(qwen3_4b).commands(1)
-    assert (waiting, beside) == (9 + 12 * 36, 3 * 36)
-    rates = Rates(command_s=1e-6, buffer_s=1e-4, buffer_commands=200)
-    device = replace(DEVICE, rates=rates)
-    seconds = cost_of(qwen3_4b, BF16, device).step_seconds([(1000, 1)])
+    assert (waiting, beside) == (10 + 12 * 36, 3 * 36)
+    rates = Rates(command_s=1e-6, buffer_s=1e-4, buffer_commands=250)
+    seconds = cost_of(qwen3_4b, replace(DEVICE, rates=rates)).step_seconds([(1000, 1)])
     without = cost_of(qwen3_4b).step_seconds([(1000, 1)]) - 0.001
     assert seconds - without == pytest.approx((waiting + 0.4 * beside) * 1e-6 + 3e-4, rel=1e-3)
+
+
+def test_rotated_inputs_have_commands(tmp_path: Path) -> None:
+    """Four in each layer, and those of the embedding and of the head."""
+    bonsai, plain = (in_four_bits(tmp_path, name) for name in ("Bonsai-2-27B", "Qwen3.6-27B"))
+    assert sum(bonsai.commands(1)) - sum(plain.commands(1)) == 4 * (4 * 64 + 2)
 
 
 @pytest.mark.parametrize("start", [0, 30_000])
 @pytest.mark.parametrize("model", ["Qwen3-30B-A3B", "Qwen3.5-4B", "Qwen3.6-27B"])
 @pytest.mark.parametrize("name", ["M1", "M4 Max", "M5 Max"])
-def test_a_step_takes_as_many_tokens_as_its_time_allows(
+def test_a_step_takes_as_many_tiles_as_its_time_allows(
     tmp_path: Path, model: str, name: str, start: int
 ) -> None:
-    cost = published(tmp_path, model, device=chip(name))
-    tokens = cost.prompt_tokens(0.5, 2048, start)
-    assert cost.step_seconds([(start, tokens)]) <= 0.5
-    assert tokens == 2048 or cost.step_seconds([(start, tokens + 1)]) > 0.5
-    assert (cost.prompt_tokens(0, 2048), cost.prompt_tokens(1e9, 2048)) == (1, 2048)
+    cost = in_four_bits(tmp_path, model, chip(name))
+    tile, tokens = cost.device.rates.tile_rows, cost.prompt_tokens(0.5, 2048, start)
+    assert tokens % tile == 0
+    assert tokens == tile or cost.step_seconds([(start, tokens)]) <= 0.5
+    assert tokens == 2048 or cost.step_seconds([(start, tokens + tile)]) > 0.5
+    assert (cost.prompt_tokens(0, 2048), cost.prompt_tokens(1e9, 2048)) == (tile, 2048)
+    assert cost.prompt_tokens(1e9, 20) == 20
 
 
 @pytest.mark.parametrize(
@@ -177,11 +170,8 @@ def test_a_step_takes_as_many_tokens_as_its_time_allows(
     ],
 )
 def test_a_chat_is_about_as_fast_as_others_have_measured(
-    tmp_path: Path, qwen3_4b: ModelShape, model: str, name: str, context: int, measured: float
+    tmp_path: Path, model: str, name: str, context: int, measured: float
 ) -> None:
     """With MLX's own products in 4 bits. quire runs fewer commands."""
-    if model == "Qwen3-4B":
-        cost = cost_of(qwen3_4b, Q4, chip(name))
-    else:
-        cost = published(tmp_path, model, device=chip(name))
+    cost = in_four_bits(tmp_path, model, chip(name))
     assert 0.9 < 1 / cost.step_seconds([(context - 1, 1)]) / measured < 1.35

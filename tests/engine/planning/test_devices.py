@@ -2,33 +2,24 @@ import mlx.core as mx
 import pytest
 
 from engine.planning.devices import CPU, DEVICES, find_device, this_device
-from metal_ext.loading import LARGER_BUFFERS, TAKE_LARGER_BUFFERS
+from tests.engine.planning.test_capacity import chip
 
 
 @pytest.mark.parametrize("name", ["M4 Pro", "m4-pro", "Apple M4 Pro"])
 def test_a_device_is_found_however_it_is_written(name: str) -> None:
-    device = find_device(name)
-    assert device is not None
-    assert device.name == "M4 Pro"
-    assert device.bytes_per_s == 273e9
+    assert chip(name).name == "M4 Pro"
 
 
-def test_an_unknown_device_is_nobody() -> None:
-    assert find_device("M4 Prodigy") is None
-    assert find_device("") is None
-
-
-def test_every_name_is_there_once() -> None:
+def test_every_name_is_there_once_and_others_are_not() -> None:
     assert len({device.name for device in DEVICES}) == len(DEVICES)
+    assert find_device("M4 Prodigy") is find_device("") is None
 
 
 def test_estimated_rates_are_near_the_quoted_ones() -> None:
     """Teraflops that are widely quoted for the GPUs (float32)."""
     quoted = {"M1": 2.6, "M1 Max": 10.4, "M1 Ultra": 20.8, "M2": 3.6, "M2 Max": 13.6}
     for name, teraflops in quoted.items():
-        device = find_device(name)
-        assert device is not None
-        assert device.ops_per_s == pytest.approx(teraflops * 1e12, rel=0.03)
+        assert chip(name).ops_per_s == pytest.approx(teraflops * 1e12, rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +28,7 @@ def test_estimated_rates_are_near_the_quoted_ones() -> None:
 )
 def test_a_gpu_may_use_what_public_logs_show(memory_gib: int, working_set_mib: int) -> None:
     for device in DEVICES:
-        found = device.working_set_bytes(memory_gib << 30) >> 20
+        found = device.with_memory(memory_gib << 30).working_set_bytes >> 20
         assert found == (memory_gib << 10 if device is CPU else working_set_mib)
 
 
@@ -60,11 +51,9 @@ def test_a_mac_reads_as_fast_as_the_chip_that_comes_with_its_memory(
     name: str, memory_gib: int, gigabytes_per_s: int
 ) -> None:
     """Apple sells some memory sizes with a smaller chip of the same name only."""
-    device = find_device(name)
-    assert device is not None
-    assert device.with_memory(memory_gib << 30).bytes_per_s == gigabytes_per_s * 1e9
-    assert device.with_memory(memory_gib << 30).name == name
-    assert device.ops_per_s >= device.with_memory(memory_gib << 30).ops_per_s
+    device = chip(name, memory_gib)
+    assert (device.name, device.bytes_per_s) == (name, gigabytes_per_s * 1e9)
+    assert device.ops_per_s <= chip(name).ops_per_s
 
 
 def test_this_device_is_the_one_that_mlx_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,10 +61,3 @@ def test_this_device_is_the_one_that_mlx_names(monkeypatch: pytest.MonkeyPatch) 
     assert this_device().name == "M2 Max"
     monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Intel(R) Xeon(R) Processor"})
     assert this_device() is CPU
-
-
-def test_the_commands_of_a_buffer_are_those_that_mlx_is_told() -> None:
-    for device in DEVICES:
-        if TAKE_LARGER_BUFFERS.match(f"Apple {device.name}"):
-            most = int(LARGER_BUFFERS["MLX_MAX_OPS_PER_BUFFER"])
-            assert device.rates.buffer_commands == most

@@ -1,10 +1,4 @@
-"""The figures that Qwen3-4B is known by.
-
-Published figures say "GB" and mean 2**30 bytes. They take the 4.0 billion parameters of the name
-plate (it has 4.022), and what reproduces them all are rules of thumb for packed numbers: a weight
-is 1 byte in q8 and 0.6 in q4, a number of K or V 1 byte and half a byte. With MLX's real groups,
-which have a scale and a bias, and the real parameters, some differ by up to 0.3; both are here.
-"""
+"""The figures that Qwen3-4B is known by, and the memory of a step."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +7,10 @@ import pytest
 
 from engine.build import kv_shape, plan_engine
 from engine.machine import MachineMemory
-from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.config import Quantization
 from engine.models.spec import Experts, GatedDeltaNet, Mixer
+from engine.planning.cost import TILE_HEADS
 from engine.planning.memory import (
     BF16,
     CONTEXTS,
@@ -41,57 +36,25 @@ from tests.models import QWEN3_4B, TINY, write_config
 
 KIB = 1024
 GIB = 1024**3
-THUMB_Q8, THUMB_Q4 = Packing("q8", 8), Packing("q4", 4.8)
-THUMB_KV8, THUMB_KV4 = Packing("q8", 8), Packing("q4", 4)
 
 
-def gib(amount: int) -> float:
-    return round(amount / GIB, 1)
-
-
-@pytest.fixture(scope="module")
-def name_plate(qwen3_4b: ModelShape) -> ModelShape:
-    """The model with its parameters rounded to a tenth of a billion, as people quote them."""
-    quoted = round(qwen3_4b.parameters, -8)
-    assert quoted == 4_000_000_000
-    return replace(qwen3_4b, matrix_numbers=quoted, vector_numbers=0)
-
-
-def test_a_token_of_qwen3_4b_costs_144_kib(qwen3_4b: ModelShape) -> None:
-    assert resident(qwen3_4b, BF16, 1).kv_bytes == 144 * KIB
-
-
-def test_32k_tokens_of_qwen3_4b_cost_4_5_gib(qwen3_4b: ModelShape) -> None:
-    assert resident(qwen3_4b, BF16, 32 * KIB).kv_bytes == 4.5 * GIB
-
-
-def test_the_published_resident_sizes_by_context(name_plate: ModelShape) -> None:
-    sizes = [gib(resident(name_plate, BF16, tokens).total_bytes) for tokens in CONTEXTS]
+@pytest.mark.parametrize(
+    ("packing", "gib"),
+    [
+        (BF16, [7.8, 8.1, 8.6, 9.7, 12.0, 16.5, 25.5]),
+        (Q8, [4.3, 4.5, 5.1, 6.2, 8.5, 13.0, 22.0]),
+        (Q4, [2.4, 2.7, 3.2, 4.4, 6.6, 11.1, 20.1]),
+    ],
+    ids=str,
+)
+def test_qwen3_4b_takes_so_much_memory_by_context(
+    qwen3_4b: ModelShape, packing: Packing, gib: list[float]
+) -> None:
+    """144 KiB a token."""
     assert tuple(KIB * n for n in (2, 4, 8, 16, 32, 64, 128)) == CONTEXTS
-    assert sizes == [7.7, 8.0, 8.6, 9.7, 12.0, 16.5, 25.5]
-
-
-def test_the_resident_sizes_by_context_with_every_parameter(qwen3_4b: ModelShape) -> None:
-    sizes = [gib(resident(qwen3_4b, BF16, tokens).total_bytes) for tokens in CONTEXTS]
-    assert sizes == [7.8, 8.1, 8.6, 9.7, 12.0, 16.5, 25.5]
-
-
-def test_the_published_sizes_by_quantisation(name_plate: ModelShape) -> None:
-    packings = (BF16, THUMB_Q8, THUMB_Q4)
-    sizes = [gib(resident(name_plate, packing, 32 * KIB).total_bytes) for packing in packings]
-    assert sizes == [12.0, 8.2, 6.7]
-
-
-def test_the_sizes_by_quantisation_in_mlx_own_groups(qwen3_4b: ModelShape) -> None:
-    packings = (BF16, Q8, Q4)
-    sizes = [gib(resident(qwen3_4b, packing, 32 * KIB).total_bytes) for packing in packings]
-    assert sizes == [12.0, 8.5, 6.6]
-
-
-def test_a_group_adds_a_scale_and_a_bias() -> None:
-    assert (Q8.name, Q8.bits) == ("q8", 8.5)
-    assert (Q4.name, Q4.bits) == ("q4", 4.5)
-    assert Q4.bytes_of(64) == 32 + 4
+    sizes = [resident(qwen3_4b, packing, tokens) for tokens in CONTEXTS]
+    assert [round(size.total_bytes / GIB, 1) for size in sizes] == gib
+    assert sizes[0].kv_bytes == 2 * KIB * 144 * KIB
 
 
 def test_norms_are_never_packed(qwen3_4b: ModelShape) -> None:
@@ -122,31 +85,18 @@ def test_a_gpu_keeps_what_is_stored_and_a_cpu_what_its_kernels_read(
     assert own_packing(stored, on_gpu=False) == Packing(name, on_cpu)
 
 
-def test_qwen3_4b_has_the_parameters_that_its_files_have(qwen3_4b: ModelShape) -> None:
-    assert qwen3_4b.parameters == 4_022_468_096
-    assert qwen3_4b.matrix_numbers == 4_022_272_000
-
-
-def test_an_output_matrix_of_its_own_counts(tmp_path: Path) -> None:
+def test_qwen3_4b_has_the_parameters_that_its_files_have(
+    qwen3_4b: ModelShape, tmp_path: Path
+) -> None:
+    assert (qwen3_4b.matrix_numbers, qwen3_4b.parameters) == (4_022_272_000, 4_022_468_096)
     untied = read_shape(write_config(tmp_path, QWEN3_4B, tie_word_embeddings=False))
-    assert untied.parameters == 4_022_468_096 + 151936 * 2560
-    assert not untied.spec.tied_embeddings
+    assert untied.parameters == qwen3_4b.parameters + 151936 * 2560
 
 
 def test_the_shape_agrees_with_the_checkpoint(tiny_model: Path) -> None:
     shape, checkpoint = read_shape(tiny_model), read_checkpoint(tiny_model)
     assert shape.parameters == checkpoint.num_weights
     assert shape.spec == checkpoint.spec
-
-
-def test_packed_weights_are_known_from_the_config(tmp_path: Path) -> None:
-    packed = write_config(tmp_path, TINY, quantization={"bits": 4, "group_size": 64})
-    assert read_shape(packed).quantization == Quantization(4, 64)
-
-
-def test_a_wrong_config_is_named_by_its_field(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"config\.json: head_dim is 'wide'"):
-        read_shape(write_config(tmp_path, TINY, head_dim="wide"))
 
 
 ROOT = Path(__file__).parents[3]
@@ -222,10 +172,8 @@ def test_the_kernels_sum_as_many_positions_at_a_time_as_the_plan_thinks() -> Non
     assert f"kSplitTokens = {SPLIT_TOKENS}," in on_gpu
     assert f"kShortSplitTokens = {SHORT_SPLIT_TOKENS}," in on_gpu
     assert f"kShortRowTokens = {SHORT_ROW_TOKENS}," in on_gpu
+    assert f"kTileHeads = {TILE_HEADS}," in on_gpu
     assert f"kSplitTokens = {SPLIT_TOKENS};" in (kernels / "cpu" / "kernels.h").read_text()
-
-
-# --- beside weights and cache -------------------------------------------------------------------
 
 
 def test_a_demand_is_all_but_the_weights(tmp_path: Path) -> None:

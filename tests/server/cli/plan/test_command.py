@@ -12,12 +12,13 @@ from server.cli import plan as command
 from server.cli.model_files import ModelError
 from server.cli.plan import Target, plan_model
 from server.config import SettingError
-from tests.families import PUBLISHED
+from tests.engine.planning.test_capacity import FOUR_BITS, MODELS
 from tests.models import TINY, write_config, write_model
 from tests.server.hub_server import Hub
 
 GIB = 1024**3
 M4: dict[str, Any] = {"device": "M4 Pro", "memory": "24GiB", "context": 2048}
+NARROW = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
 
 
 def test_a_plan_needs_no_more_than_a_name(
@@ -65,20 +66,11 @@ def test_a_plan_begins_with_five_answers(qwen3_4b: Path) -> None:
     ],
 )
 def test_what_does_not_fit_is_answered_for_four_bits(
-    tmp_path: Path,
-    qwen3_4b: Path,
-    model: str,
-    device: str,
-    memory: str,
-    fits: str,
-    context: str,
-    speed: str,
+    tmp_path: Path, model: str, device: str, memory: str, fits: str, context: str, speed: str
 ) -> None:
     name = model.removesuffix("-4bit")
-    folder = qwen3_4b
-    if name in PUBLISHED:
-        packing = {"quantization": {"group_size": 64, "bits": 4}} if model != name else {}
-        folder = PUBLISHED[name].write(tmp_path, **packing)
+    packing = {"quantization": FOUR_BITS} if model != name else {}
+    folder = MODELS[name].write(tmp_path, **packing)
     lines = five_lines(plan_model(str(folder), None, device=device, memory=memory))
     assert lines["fits"].startswith(fits)
     assert lines["context"].startswith(context)
@@ -87,10 +79,22 @@ def test_what_does_not_fit_is_answered_for_four_bits(
 
 
 def test_bonsai_2_has_a_long_context_on_a_mac_of_24_gib(tmp_path: Path) -> None:
-    folder = PUBLISHED["Bonsai-2-27B"].write(tmp_path)
+    folder = MODELS["Bonsai-2-27B"].write(tmp_path)
     lines = five_lines(plan_model(str(folder), None, **(M4 | {"context": 73_721})))
     assert lines["fits"].startswith("yes, on M4 Pro with 24.00 GiB: weights take 7.09 GiB")
     assert lines["context"].startswith("73721 tokens of the 262144")
+
+
+@pytest.mark.parametrize(
+    ("device", "fits"),
+    [
+        ("cpu", "yes, on a CPU"),
+        ("M4", "no, not on M4 .* heads of 64 dimensions, and the GPU's kernels know 128: serve it"),
+    ],
+)
+def test_what_a_gpu_cannot_run_is_told(tmp_path: Path, device: str, fits: str) -> None:
+    folder = MODELS["Qwen3.5-0.8B"].write(tmp_path, **NARROW)
+    assert re.match(fits, five_lines(plan_model(str(folder), None, device=device))["fits"])
 
 
 def test_a_short_context_has_one_speed(tmp_path: Path) -> None:
@@ -109,22 +113,21 @@ def test_this_mac_is_planned_by_what_its_gpu_may_use(
     monkeypatch.setattr(command, "metal_device", lambda: device)
     monkeypatch.setattr(command, "this_device", lambda: find_device("M4"))
     target = Target.of(None, None)
-    assert (target.memory_bytes, target.working_set_bytes, target.here) == (
-        16 * GIB,
-        12 * GIB,
-        True,
-    )
+    assert target.here
+    assert (target.device.memory_bytes, target.device.working_set_bytes) == (16 * GIB, 12 * GIB)
     assert not Target.of(None, "16GiB").here
 
 
-def test_a_model_that_is_nowhere_is_refused() -> None:
-    with pytest.raises(ModelError, match="there is no such folder"):
-        plan_model("no-such-model", None)
-
-
-def test_a_model_that_the_hub_does_not_have_is_refused(hub: Hub) -> None:
-    with pytest.raises(ModelError, match="the hub does not have it, or it is private"):
-        plan_model("someone/no-such-model", None)
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("no-such-model", "there is no such folder"),
+        ("someone/no-such-model", "the hub does not have it, or it is private"),
+    ],
+)
+def test_a_model_that_is_nowhere_is_refused(hub: Hub, name: str, problem: str) -> None:
+    with pytest.raises(ModelError, match=problem):
+        plan_model(name, None)
 
 
 def test_broken_weights_are_named(tmp_path: Path) -> None:
@@ -161,20 +164,16 @@ def test_pictures_go_where_they_are_wanted(qwen3_4b: Path, tmp_path: Path) -> No
         ({"device": "M9"}, r"--device 'M9' is not known; known are M1, M1 Pro"),
         ({"memory": "lots"}, r"--memory 'lots' is not a size such as 24GiB"),
         ({"context": 1}, r"--context is 1 tokens; it must be 2 at least"),
+        (M4, "not a multiple of this system's 16384 bytes"),
     ],
 )
 def test_a_wish_that_cannot_be_met_is_named(
-    qwen3_4b: Path, options: dict[str, Any], problem: str
+    qwen3_4b: Path, tmp_path: Path, options: dict[str, Any], problem: str
 ) -> None:
-    with pytest.raises(SettingError, match=problem):
-        plan_model(str(qwen3_4b), None, **options)
-
-
-def test_a_page_that_does_not_suit_the_device_is_refused(qwen3_4b: Path, tmp_path: Path) -> None:
     file = tmp_path / "quire.toml"
     file.write_text("[cache]\npage_size = 4096\n")
-    with pytest.raises(SettingError, match="not a multiple of this system's 16384 bytes"):
-        plan_model(str(qwen3_4b), file, **M4)
+    with pytest.raises(SettingError, match=problem):
+        plan_model(str(qwen3_4b), file, **options)
 
 
 def test_pictures_without_matplotlib_say_how_to_get_it(
