@@ -307,7 +307,7 @@ def assemble(
         weights=weights,
     )
     cache_limits = CacheLimits(
-        memory.kv_budget_bytes, memory.max_num_seqs, config, memory.max_buffers
+        memory.kv_budget_bytes, memory.max_num_seqs, memory.max_buffers, config
     )
     shares = config.prefix_cache and backends[0].shares_blocks
     states = None

@@ -22,9 +22,7 @@ class BufferPool:
         self._blocks_per_heap = group.blocks_per_heap
         self._pool = pool
         self._backend = backend
-        self._max_sequences = limits.max_sequences
-        self._max_buffers = limits.max_buffers or 2 * limits.max_sequences
-        self._max_sharers = limits.settings.max_sharers
+        self._limits = limits
         self._buffers: list[SparseBuffer] = []
         self._idle: list[SparseBuffer] = []
         """The buffers without a sequence. The buffer that has been idle longest comes first."""
@@ -47,8 +45,8 @@ class BufferPool:
             )
         ]
         made = len(self._buffers)
-        reuses = fitting or (self._idle and made > self._max_sequences)
-        if not reuses and made < self._max_buffers and self._backend.add_buffer():
+        reuses = fitting or (self._idle and made > self._limits.max_sequences)
+        if not reuses and made < self._limits.max_buffers and self._backend.add_buffer():
             buffer = SparseBuffer(made)
             self._buffers.append(buffer)
             return buffer
@@ -198,10 +196,9 @@ class BufferPool:
 
     def _make_sharable(self, blocks: list[Block]) -> None:
         """Unmap premapped blocks so that each of ``blocks`` may be mapped in one more buffer."""
+        most = self._limits.settings.max_sharers
         for block in blocks:
-            while (
-                block.premapped_by and block.buffers + len(block.premapped_by) >= self._max_sharers
-            ):
+            while block.premapped_by and block.buffers + len(block.premapped_by) >= most:
                 buffer = block.premapped_by[0]
                 self._unmap_premapped(buffer, buffer.premapped.index(block))
 

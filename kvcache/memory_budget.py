@@ -180,9 +180,9 @@ class CacheLimits:
 
     budget_bytes: int
     max_sequences: int
+    max_buffers: int
+    """The most buffers (address ranges, one per sequence) of a group of layers."""
     settings: CacheSettings
-    max_buffers: int | None = None
-    """The most buffers of a group of layers, or None for two per sequence."""
 
 
 def fit(
@@ -210,7 +210,7 @@ def fit(
     num_slots, slot_bytes = 0, 0 if shape.slot is None else shape.slot.slot_bytes
     if slot_bytes:
         kv_bytes = smallest * shape.bytes_per_token + request.settings.heap_bytes
-        num_slots = slots_within(budget, slot_bytes, request.max_num_seqs, arena, kv_bytes)
+        num_slots = slots_within(budget, slot_bytes, request.max_num_seqs, kv_bytes, arena)
         budget -= num_slots * slot_bytes
     if request.settings.kv_budget_bytes is None:
         # More memory than all full sequences need is useless. One further heap covers rounding.
@@ -260,36 +260,29 @@ def _within_addresses(
 ) -> MemoryPlan:
     """Return a plan whose buffers, one per sequence and one more, fit into the GPU's addresses:
     with fewer spare buffers, then with a shorter context, or with fewer sequences if the user has
-    set the context. Raises BudgetError if not even one sequence fits."""
+    set the context. But two buffers are always planned."""
     if request.address_bytes is None or request.kv_backend is not KVBackend.SPARSE:
         return plan
-    room = request.address_bytes // ADDRESS_PARTS
-    layout, sequences = plan.layout, plan.max_num_seqs
-    shortest = min(plan.max_model_len, request.max_model_len or SMALLEST_CONTEXT_TOKENS)
-    fitting = room // (sequences + 1) // layout.block_bytes * layout.tokens_per_block
+    room, layout = request.address_bytes // ADDRESS_PARTS, plan.layout
+    fitting = room // (plan.max_num_seqs + 1) // layout.block_bytes * layout.tokens_per_block
+    shortest = request.max_model_len or SMALLEST_CONTEXT_TOKENS
     max_len = min(plan.max_model_len, max(shortest, fitting))
     layout = _layout(request, layout.shape, max_len, plan.kv_budget_bytes, system_page_bytes)
-    buffer_bytes = layout.blocks_for(max_len) * layout.block_bytes
-    buffers = min(plan.max_buffers, room // buffer_bytes)
-    sequences = min(sequences, buffers - 1) if buffers < plan.max_buffers else sequences
-    if sequences < 1:
-        raise BudgetError(
-            f"two sequences of {max_len} tokens take {gib(2 * buffer_bytes)} of addresses, of "
-            f"{gib(room)} that are for K and V on this GPU: lower --max-model-len"
+    most = room // (layout.blocks_for(max_len) * layout.block_bytes)
+    buffers = min(plan.max_buffers, max(2, most))
+    sequences, note = min(plan.max_num_seqs, buffers - 1), plan.note
+    if (max_len, sequences) != (plan.max_model_len, plan.max_num_seqs):
+        note = (
+            f"{gib(room)} of this GPU's addresses are for K and V of all sequences and one more: "
+            f"that leaves {sequences} sequences of {max_len} tokens; lower --max-num-seqs for "
+            "longer ones, or --max-model-len for more of them"
         )
-    fitting_plan = replace(plan, layout=layout, max_num_seqs=sequences, max_buffers=buffers)
-    if (max_len, sequences) == (plan.max_model_len, plan.max_num_seqs):
-        return fitting_plan
-    note = (
-        f"{gib(room)} of this GPU's addresses are for K and V of all sequences and one more: that "
-        f"leaves {sequences} sequences of {max_len} tokens; lower --max-num-seqs for longer ones, "
-        "or --max-model-len for more of them"
-    )
-    return replace(fitting_plan, max_model_len=max_len, note=note)
+    fitting_plan = replace(plan, layout=layout, max_buffers=buffers, note=note)
+    return replace(fitting_plan, max_model_len=max_len, max_num_seqs=sequences)
 
 
 def slots_within(
-    budget: int, slot_bytes: int, max_sequences: int, arena: int | None = None, kv_bytes: int = 0
+    budget: int, slot_bytes: int, max_sequences: int, kv_bytes: int, arena: int | None = None
 ) -> int:
     """Return the number of state slots: as many as fit into a third of the budget and leave
     ``kv_bytes`` to K and V, but no more than all sequences can use, and no fewer than one running

@@ -121,7 +121,9 @@ def empty_machine(device: Device) -> tuple[MachineMemory, KVBackend]:
     machine = MachineMemory(device.memory_bytes, device.memory_bytes)
     if not device.on_gpu:
         return machine, KVBackend.POSIX
-    gpu = gpu_memory(machine, device.working_set_bytes, address_bytes=device.address_bytes)
+    gpu = replace(
+        gpu_memory(machine, device.working_set_bytes), address_bytes=device.address_bytes
+    )
     return gpu, KVBackend.SPARSE
 
 
@@ -135,7 +137,7 @@ def room_of(
     longest = smallest_context(config.max_model_len, shape.spec.max_position_embeddings)
     size, kv_bytes = kv.slot.slot_bytes, longest * kv.bytes_per_token + config.heap_bytes
     try:
-        slots = slots_within(left, size, config.max_num_seqs, kv_bytes=kv_bytes)
+        slots = slots_within(left, size, config.max_num_seqs, kv_bytes)
     except BudgetError:
         return Room(0, 0)
     return Room(left - slots * size, slots)

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -21,12 +22,12 @@ from kvcache.fault_memory import FaultMemory
 from kvcache.kv_backends import NO_DEVICE, NO_METAL, KVBackend, KVBackendError
 from kvcache.layout import LayoutError
 from kvcache.selftest.run import USUAL, CacheSize, SelfTest, SelfTestReport, write_stamp
-from kvcache.user_folders import cache_folder
 from tests.engines import CONFIG
 from tests.kvcache.metal_double import Device, install
 from tests.models import ModelSpec, write_model
 
 Tried = list[tuple[str, KVBackend, int | None]]
+PASSED = SelfTestReport((), "", 1.0)
 
 
 @pytest.fixture
@@ -96,11 +97,14 @@ def test_the_canary_decides_with_the_pages_that_the_cache_will_have(
     assert {page_bytes for _, _, page_bytes in tried} == {16384}
 
 
-def test_a_wheel_that_does_not_suit_the_chip_is_warned_of(
+def test_a_wheel_that_does_not_suit_the_chip_and_an_earlier_crash_are_warned_of(
     device: Device, tried: Tried, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_kv_backend, "wheel_warning", lambda _: "the wheel is old")
     assert machine_kv_backend("auto", page, release_heaps=False).warnings == ("the wheel is old",)
+    monkeypatch.setattr(FaultMemory, "warning", lambda _: "a crash")
+    warnings = machine_kv_backend("auto", page, release_heaps=False).warnings
+    assert warnings == ("a crash", "the wheel is old")
     assert machine_kv_backend("posix", page, release_heaps=False).warnings == ()
 
 
@@ -115,46 +119,18 @@ def test_what_the_device_lacks_is_not_tried(device: Device, tried: Tried) -> Non
 def test_what_has_failed_here_before_is_passed_by_until_it_is_forgotten(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[KVBackend] = []
-
-    def run(
-        what: str, kv_backend: KVBackend, page_bytes: int | None, size: object
-    ) -> SelfTestReport:
-        tried.append(kv_backend)
-        return SelfTestReport((), "", 1.0)
-
+    run = mock.Mock(return_value=PASSED)
     monkeypatch.setattr(engine_kv_backend, "run_selftest", run)
     FaultMemory(KVBackend.SPARSE).record("a mapping never came back")
     choice = machine_kv_backend("auto", page, release_heaps=False)
-    assert (choice.kv_backend, tried) == (KVBackend.PAGED, [KVBackend.PAGED])
+    assert choice.kv_backend is KVBackend.PAGED
+    assert [call.args[1] for call in run.call_args_list] == [KVBackend.PAGED]
     assert "a mapping never came back" in choice.warnings[0]
     with pytest.raises(KVBackendError, match="a mapping never came back"):
         choose("sparse")
     assert not FaultMemory(KVBackend.SPARSE).forget(stressed=False)
     assert FaultMemory(KVBackend.SPARSE).forget(stressed=True)
     assert choose("auto") is KVBackend.SPARSE
-
-
-@pytest.mark.parametrize(("crashes", "taken"), [(1, KVBackend.SPARSE), (2, KVBackend.PAGED)])
-def test_a_machine_that_went_down_while_sparse_memory_served_takes_paged_the_second_time(
-    device: Device, monkeypatch: pytest.MonkeyPatch, crashes: int, taken: KVBackend
-) -> None:
-    monkeypatch.setattr(engine_kv_backend, "run_selftest", lambda *_: SelfTestReport((), "", 1.0))
-    boots = (f"boot {number}" for number in range(crashes))
-    left: dict[Path, str] = {}
-    for boot in boots:
-        with monkeypatch.context() as patch:
-            patch.setattr("kvcache.fault_memory.boot_id", lambda boot=boot: boot)
-            with FaultMemory(KVBackend.SPARSE).session():
-                (path,) = cache_folder().glob("intent-*")
-                left[path] = path.read_text()
-    for path, text in left.items():
-        path.write_text(text)
-    choice = machine_kv_backend("auto", page, release_heaps=False)
-    assert choice.kv_backend is taken
-    (warning,) = choice.warnings
-    assert "this machine went down while quire served from sparse on Metal" in warning
-    assert "`quire doctor --stress`" in warning
 
 
 def test_heaps_are_released_only_where_the_release_test_has_passed(
@@ -173,8 +149,7 @@ def test_heaps_are_released_only_where_the_release_test_has_passed(
 def test_sparse_memory_is_mapped_between_steps_where_the_stress_test_has_not_passed(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passed = SelfTestReport((), "", 1.0)
-    monkeypatch.setattr(engine_kv_backend, "run_selftest", lambda *_: passed)
+    monkeypatch.setattr(engine_kv_backend, "run_selftest", lambda *_: PASSED)
 
     def bold(asked: str, wanted: bool | None) -> bool:
         choice = machine_kv_backend(asked, page, release_heaps=False, map_while_running=wanted)
@@ -223,29 +198,30 @@ def test_a_plan_for_a_gpu_has_its_pages_and_its_budget(
     assert tried[0][2] == 262144
 
 
-@pytest.mark.parametrize("families", [["apple7"], ["apple9"]])
-@pytest.mark.parametrize(("sequences", "length"), [(1, None), (8, 4096), (4096, None)])
+@pytest.mark.parametrize(
+    ("families", "sequences", "length", "is_short"),
+    [
+        ("", 8, 4096, False),
+        ("apple5 apple7 apple8", 1, None, False),
+        # 80 MiB of addresses for each of 4097 buffers are too many for a quarter of 512 GiB.
+        ("apple7 apple8 metal4", 4096, None, True),
+        ("apple8 apple9 apple10", 4096, None, False),
+    ],
+)
 def test_a_self_test_has_the_context_and_the_buffers_of_the_plan(
-    device: Device, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, families: list[str],
-    sequences: int, length: int | None,
+    device: Device, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, families: str,
+    sequences: int, length: int | None, is_short: bool,
 ) -> None:  # fmt: skip
-    sizes: list[CacheSize] = []
-
-    def run(_: object, kv_backend: KVBackend, page_bytes: int, size: CacheSize) -> SelfTestReport:
-        sizes.append(size)
-        return SelfTestReport((), "", 1.0)
-
+    run = mock.Mock(return_value=PASSED)
     monkeypatch.setattr(engine_kv_backend, "run_selftest", run)
-    device.said["families"] = families
+    device.said["families"] = families.split()
     config = replace(CONFIG, kv_backend="sparse", page_bytes=None, kv_budget_bytes=None)
     config = replace(config, max_num_seqs=sequences, max_model_len=length)
     memory = plan_for_this_machine(config, checkpoint).memory
     layout = memory.layout
-    (size,) = sizes
+    size = run.call_args.args[3]
     assert (size.max_tokens, size.buffers) == (layout.max_tokens, memory.max_buffers)
     assert (size.shape, size.heap_bytes) == (layout.shape, layout.heap_bytes)
-    # 80 MiB of addresses for each of 4097 buffers are too many for a quarter of 512 GiB.
-    is_short = (families, sequences) == (["apple7"], 4096)
     assert (memory.max_model_len < (length or 40960)) == is_short
 
 

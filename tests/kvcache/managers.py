@@ -57,7 +57,7 @@ def manager(
     settings = CacheSettings(
         free_slack_bytes=free_slack_bytes, max_sharers=max_sharers, prefix_cache=shares_prefixes
     )
-    limits = CacheLimits(budget_bytes, max_sequences, settings)
+    limits = CacheLimits(budget_bytes, max_sequences, 2 * max_sequences, settings)
     return KVCacheManager(layout, backends, limits, identity=b"test", states=states)
 
 

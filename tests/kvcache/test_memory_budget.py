@@ -41,9 +41,12 @@ def asked(
 
 
 def plan(
-    demand: MemoryDemand = DEMAND, request: CacheRequest = REQUEST, model_max_len: int = 40960
+    demand: MemoryDemand = DEMAND,
+    request: CacheRequest = REQUEST,
+    model_max_len: int = 40960,
+    shape: KVShape = SHAPE,
 ) -> MemoryPlan:
-    return fit(demand, request, SHAPE, model_max_len=model_max_len, system_page_bytes=4096)
+    return fit(demand, request, shape, model_max_len=model_max_len, system_page_bytes=4096)
 
 
 def test_the_sum_is_exact() -> None:
@@ -239,61 +242,42 @@ def test_sizes_are_written_for_people(amount: int, text: str) -> None:
     assert gib(amount) == text
 
 
+HYBRID = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
+assert HYBRID.slot is not None
+SLOT_BYTES = HYBRID.slot.slot_bytes
+
+
 def test_states_take_a_third_and_leave_room_for_as_many_sequences_as_have_slots() -> None:
-    hybrid = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
-    assert hybrid.slot is not None
-
-    def planned(**settings: Any) -> MemoryPlan:
-        return fit(DEMAND, asked(**settings), hybrid, model_max_len=40960, system_page_bytes=4096)
-
-    found, without = planned(), plan()
-    states = found.num_slots * hybrid.slot.slot_bytes
+    found, without = plan(shape=HYBRID), plan()
+    states = found.num_slots * SLOT_BYTES
     assert (found.state_bytes, without.state_bytes) == (states, 0)
     assert states == pytest.approx(without.kv_budget_bytes / 3, rel=0.05)
     assert found.kv_budget_bytes + states <= 9.5 * GIB
     assert found.max_num_seqs == found.num_slots // 3 < 32
     assert any(line.startswith("states, at most") for line in found.lines())
-    few = planned(kv_budget_bytes=5 * hybrid.slot.slot_bytes)
+    few = plan(request=asked(kv_budget_bytes=5 * SLOT_BYTES), shape=HYBRID)
     assert (few.num_slots, few.max_num_seqs) == (4, 1)
     with pytest.raises(BudgetError, match="the states of one sequence need 4 slots of"):
-        planned(kv_budget_bytes=4 * hybrid.slot.slot_bytes)
+        plan(request=asked(kv_budget_bytes=4 * SLOT_BYTES), shape=HYBRID)
 
 
-def test_a_short_context_takes_no_memory_from_states() -> None:
-    hybrid = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
-
-    def planned(context: int) -> MemoryPlan:
-        request = asked(max_model_len=context)
-        return fit(DEMAND, request, hybrid, model_max_len=40960, system_page_bytes=4096)
-
-    short, long = planned(512), planned(40960)
-    assert short.num_slots == long.num_slots
-    assert short.kv_budget_bytes < long.kv_budget_bytes
-
-
-@pytest.mark.parametrize("context", [2048, 40_960, 60_000, 65_536, 73_721, 80_000, 85_000])
-def test_a_long_context_that_is_asked_for_takes_memory_from_states(context: int) -> None:
-    hybrid = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
-    request = asked(max_model_len=context)
-    found = fit(DEMAND, request, hybrid, model_max_len=262144, system_page_bytes=4096)
-    assert found.max_model_len == context
-    assert found.num_slots >= 4
-    assert found.kv_budget_bytes + found.state_bytes <= 9.5 * GIB
+def test_a_context_that_is_asked_for_takes_memory_from_states_only_if_it_is_long() -> None:
+    contexts = (512, 2048, 40_960, 60_000, 65_536, 73_721, 80_000, 85_000)
+    plans = [plan(DEMAND, asked(max_model_len=n), 262144, HYBRID) for n in contexts]
+    assert tuple(found.max_model_len for found in plans) == contexts
+    assert all(found.kv_budget_bytes + found.state_bytes <= 9.5 * GIB for found in plans)
+    assert plans[0].kv_budget_bytes < plans[2].kv_budget_bytes
+    assert plans[0].num_slots == plans[2].num_slots > plans[-1].num_slots >= 4
 
 
 def test_states_are_not_there_from_the_start_and_on_a_dense_gpu_in_one_buffer() -> None:
-    hybrid = replace(SHAPE, states=(StateSpec(16, 32, 128, 128, tail_rows=3),) * 24)
-    assert hybrid.slot is not None
-    most = 20 * hybrid.slot.slot_bytes
-
     def planned(kv_backend: KVBackend, demand: MemoryDemand = DEMAND) -> MemoryPlan:
-        request = replace(asked(), kv_backend=kv_backend, max_buffer_bytes=most)
-        return fit(demand, request, hybrid, model_max_len=4096, system_page_bytes=4096)
+        most = 20 * SLOT_BYTES
+        request = replace(REQUEST, kv_backend=kv_backend, max_buffer_bytes=most)
+        return plan(demand, request, 4096, HYBRID)
 
     sparse, dense = planned(KVBackend.SPARSE), planned(KVBackend.METAL_DENSE)
     assert dense.num_slots == 20 < sparse.num_slots
-    assert dense.state_bytes == most
-    assert plan().state_bytes == 0
     from_start = sparse.demand.fixed_bytes + sparse.layout.heap_bytes
     tight = replace(DEMAND, on_gpu=True, available_bytes=from_start - 1)
     assert "a tight fit" in (planned(KVBackend.SPARSE, tight).warning or "")
@@ -303,55 +287,35 @@ def test_states_are_not_there_from_the_start_and_on_a_dense_gpu_in_one_buffer() 
 
 # --- a GPU's addresses --------------------------------------------------------------------------
 
-SPARSE = replace(REQUEST, kv_backend=KVBackend.SPARSE)
 ROOMY = replace(DEMAND, machine_bytes=80 * GIB, available_bytes=80 * GIB, on_gpu=True)
-CONTEXT_BYTES = 40960 * SHAPE.bytes_per_token  # a whole number of blocks
-
-
-def addressed(buffers: float, max_model_len: int | None = None, sequences: int = 32) -> MemoryPlan:
-    """A plan for a GPU whose addresses have room for so many buffers of a whole context."""
-    request = replace(
-        asked(SPARSE, max_model_len),
-        max_num_seqs=sequences,
-        address_bytes=int(4 * buffers * CONTEXT_BYTES),
-    )
-    return plan(ROOMY, request)
 
 
 @pytest.mark.parametrize(
-    ("buffers", "set_len", "sequences", "planned"),
+    ("contexts", "set_len", "sequences", "planned"),
     [
         (64, None, 32, (64, 40960, 32)),
         (50.5, None, 32, (50, 40960, 32)),
-        (33, None, 32, (33, 40960, 32)),
         (16.5, None, 32, (33, 20480, 32)),
-        (3.31, None, 32, (33, 4096, 32)),
         (2, None, 1000, (40, SMALLEST_CONTEXT_TOKENS, 39)),
         (33, 40960, 32, (33, 40960, 32)),
-        (32, 40960, 32, (32, 40960, 31)),
         (10.9, 40960, 32, (10, 40960, 9)),
-        (2, 40960, 32, (2, 40960, 1)),
-        (2, 40960, 1, (2, 40960, 1)),
+        (0.5, 40960, 1, (2, 40960, 1)),
     ],
 )
 def test_spare_buffers_go_first_then_the_context_or_sequences_beside_a_context_that_is_set(
-    buffers: float, set_len: int | None, sequences: int, planned: tuple[int, int, int]
+    contexts: float, set_len: int | None, sequences: int, planned: tuple[int, int, int]
 ) -> None:
-    found = addressed(buffers, set_len, sequences)
+    """contexts: how many whole ones have room in the addresses for K and V."""
+    addresses = int(4 * contexts * 40960 * SHAPE.bytes_per_token)
+    request = replace(asked(max_model_len=set_len), max_num_seqs=sequences, address_bytes=addresses)
+    found = plan(ROOMY, replace(request, kv_backend=KVBackend.SPARSE))
     assert (found.max_buffers, found.max_model_len, found.max_num_seqs) == planned
     assert found.layout.max_tokens == found.max_model_len
     assert (found.note is None) == (planned[1:] == (40960, sequences))
 
 
-def test_a_context_that_no_two_sequences_can_have_is_refused() -> None:
-    said = r"two sequences of 40960 tokens take 8.75 GiB .* 8.66 GiB"
-    with pytest.raises(BudgetError, match=said):
-        addressed(1.98, 40960, 1)
-
-
 @pytest.mark.parametrize("kind", [KVBackend.PAGED, KVBackend.METAL_DENSE, KVBackend.POSIX])
 def test_only_sparse_buffers_take_addresses_of_a_gpu(kind: KVBackend) -> None:
     found = plan(ROOMY, replace(REQUEST, kv_backend=kind, address_bytes=GIB))
-    assert found.max_num_seqs == 32
+    assert (found.max_num_seqs, found.note) == (32, None)
     assert found.max_buffers == (32 if kind.is_dense else 64)
-    assert found.note is None

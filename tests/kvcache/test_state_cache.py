@@ -47,7 +47,7 @@ class Stage:
         group = layout.groups[0]
         self.states = StrictStates(self.num_slots)
         budget = 4 * self.max_tokens * group.bytes_per_token
-        limits = CacheLimits(budget, 8, CacheSettings(free_slack_bytes=0))
+        limits = CacheLimits(budget, 8, 16, CacheSettings(free_slack_bytes=0))
         self.memory = StrictMemory(group)
         self.kv = KVCacheManager(
             layout, [self.memory], limits, identity=b"test", states=self.states
@@ -369,11 +369,10 @@ def test_a_sequence_without_room_for_its_slots_is_not_opened() -> None:
     assert stage.kv.open(9, hashes, len(QUESTION), final_tokens=320) is None
 
 
-@pytest.mark.parametrize("room", [3, 4, 6, 9, 12])
+@pytest.mark.parametrize("room", [3, 6, 12])
 def test_slots_get_memory_as_they_are_needed(room: int) -> None:
     stage = Stage(num_slots=12)
     stage.states.room = room
-    assert not stage.states.allocated
     for number in range(12):
         stage.live([number] * (2 * TOKENS + 1))
         assert stage.states.allocated == set(range(min(room, 2 + number))), "the first ones first"
@@ -382,11 +381,9 @@ def test_slots_get_memory_as_they_are_needed(room: int) -> None:
 
 def test_a_sequence_whose_slots_are_refused_waits() -> None:
     stage = Stage()
-    stage.states.room = 1
     seq_id = stage.open(SYSTEM)
-    assert not stage.kv.reserve(seq_id, TOKENS + 1)
-    stage.states.room = 2
-    assert stage.kv.reserve(seq_id, TOKENS + 1)
+    for stage.states.room in (1, 2):
+        assert stage.kv.reserve(seq_id, TOKENS + 1) == (stage.states.room == 2)
     stage.kv.check_invariants()
 
 

@@ -50,7 +50,8 @@ class Machine:
             max_step_mask_s=math.inf,
             grammar_bytes=0,
         )
-        limits = CacheLimits(engine.budget_bytes, engine.limits.max_num_seqs, config)
+        most = engine.limits.max_num_seqs
+        limits = CacheLimits(engine.budget_bytes, most, 2 * most, config)
         slot = engine.layout.shape.slot
         self.states = None if slot is None else StrictStates(engine.num_slots, slot)
         self.kv = KVCacheManager(
