@@ -43,14 +43,6 @@ class NativeMemory:
     def copied_bytes(self) -> int:
         return self._copies.bytes
 
-    @property
-    def late_signals(self) -> int:
-        return 0
-
-    @property
-    def command_buffers(self) -> int:
-        return 0
-
     def add_heap(self) -> bool:
         try:
             self._heaps.append(self._new_heap())
@@ -206,6 +198,7 @@ class PosixBackend(NativeMemory):
     shares_blocks = True
     zeroes_blocks = False
     maps_while_running = True
+    late_signals = command_buffers = 0
 
     def __init__(self, group: Group, workers: metal_ext.CpuWorkers, *, num_groups: int = 1) -> None:
         """``num_groups`` groups of layers share the process's limits equally."""

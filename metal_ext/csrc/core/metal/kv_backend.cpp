@@ -119,11 +119,8 @@ size_t KVBackend::commit_slot(size_t slot) {
   if (slots_ == nullptr) {
     throw std::logic_error("the backend has no slots");
   }
-  if (slots_->commit(slot) || slots_unsettled_) {
-    slots_unsettled_ = true;  // stays if the device refuses a residency set
-    context_->settle();
-    slots_unsettled_ = false;
-  }
+  slots_->commit(slot);
+  context_->settle();  // also for a buffer that the device has refused a residency set before
   return slots_->committed_bytes();
 }
 

@@ -99,7 +99,6 @@ class KVBackend {
   std::shared_ptr<Arena> arena_;            // dense only
   size_t most_bytes_;                       // the bytes of the longest buffer
   std::shared_ptr<Slots> slots_;
-  bool slots_unsettled_ = false;            // whether a buffer of slots may be in no residency set
   mutable std::mutex mutex_;                // guards the two lists below
   std::vector<std::shared_ptr<DeviceHeap>> heaps_;
   std::vector<std::shared_ptr<DeviceRange>> ranges_;

@@ -43,18 +43,15 @@ Slots::Slots(Context& context, size_t count, size_t slot_bytes, size_t most)
       buffers_((count + slots_per_buffer_ - 1) / slots_per_buffer_),
       uses_(count) {}
 
-bool Slots::commit(size_t slot) {
-  require_slot(slot);
-  auto& buffer = buffers_[slot / slots_per_buffer_];
-  if (buffer) {
-    return false;
+void Slots::commit(size_t slot) {
+  auto& buffer = buffers_.at(slot / slots_per_buffer_);
+  if (!buffer) {
+    const size_t first = slot - slot % slots_per_buffer_;
+    const size_t slots = std::min(slots_per_buffer_, count() - first);
+    buffer = make_shared_buffer(context_.device.get(), slots * slot_bytes_);
+    context_.residency.add(buffer.get(), buffer->length());
+    committed_bytes_ += buffer->length();
   }
-  const size_t first = slot - slot % slots_per_buffer_;
-  const size_t slots = std::min(slots_per_buffer_, count() - first);
-  buffer = make_shared_buffer(context_.device.get(), slots * slot_bytes_);
-  context_.residency.add(buffer.get(), buffer->length());
-  committed_bytes_ += buffer->length();
-  return true;
 }
 
 uint64_t Slots::place(size_t slot) const {
@@ -67,15 +64,11 @@ MTL::Buffer* Slots::arena() const {
   return context_.kind == Kind::dense ? buffers_.front().get() : nullptr;
 }
 
-void Slots::require_slot(size_t slot) const {
-  if (slot >= count()) {
-    throw std::out_of_range(name_of_slot(slot) + " of " + std::to_string(count()));
-  }
-}
-
 void Slots::check(const SlotSegment& segment) const {
   const auto require = [this](size_t slot) {
-    require_slot(slot);
+    if (slot >= count()) {
+      throw std::out_of_range(name_of_slot(slot) + " of " + std::to_string(count()));
+    }
     if (!buffers_[slot / slots_per_buffer_]) {
       throw std::logic_error(name_of_slot(slot) + " has no memory");
     }

@@ -37,9 +37,9 @@ class Slots {
   // of 16, std::runtime_error if slots do not fit.
   Slots(Context& context, size_t count, size_t slot_bytes, size_t most);
 
-  // Makes the buffer of a slot, unless there is one. Returns true if it was made. Throws
-  // std::out_of_range for an unknown slot, std::system_error(ENOMEM) if refused.
-  bool commit(size_t slot);
+  // Makes the buffer of a slot, unless there is one. Throws std::out_of_range for an unknown slot,
+  // std::system_error(ENOMEM) if refused.
+  void commit(size_t slot);
   size_t committed_bytes() const { return committed_bytes_; }
 
   size_t count() const { return uses_.size(); }
@@ -64,7 +64,6 @@ class Slots {
     uint64_t read = 0;  // by sequences that do not write the slot
   };
 
-  void require_slot(size_t slot) const;
   void check(const SlotSegment& segment) const;
   // `readers` is {slot: number of segments of this step that read the slot}.
   void check_use(
