@@ -46,8 +46,8 @@ MIN_BUDGET_TOKENS = 16
 # one of LAST_ROWS, and an answer whose attention combines partial sums.
 WARM_UP_SEQUENCES, SHORT_PROMPT_TOKENS = 8, 9
 MANY_ROWS, LAST_ROWS = 512, 5
-# MANY_ROWS are timed only if they take about so long. On a slower GPU no step is as large.
-LONGEST_TIMED_S = 1.0
+# If MANY_ROWS would take longer, no step has as many. macOS stops work that holds up the display.
+LONGEST_WARM_UP_S = 1.0
 # The GPU's kernels are compiled for these dimensions of attention heads and of delta net heads.
 GPU_HEAD_DIMS = (64, 128, 256)
 GPU_DELTA_DIM = 128
@@ -235,7 +235,7 @@ def build_engine(
     mx.set_cache_limit(config.mlx_cache_bytes)
     if plan.on_gpu:
         # MLX holds the arrays of ten command buffers until they have run, 2 to 3 GiB in a long
-        # prompt. Beyond this limit it waits for the GPU instead (mlx/transforms.cpp).
+        # prompt. Beyond this limit it waits for the GPU, and refuses nothing (mlx/transforms.cpp).
         kept_bytes = plan.memory.kv_budget_bytes + plan.memory.state_bytes
         mx.set_memory_limit(plan.memory.demand.machine_bytes - kept_bytes)
     workers = None
@@ -368,21 +368,20 @@ def warm_up_gpu(loop: EngineLoop, scheduler: Scheduler, config: EngineConfig) ->
     """Use all variants of kernels that serving uses, which compiles them. Return a token budget
     that starts by the measured time of a step."""
     longest = max(1, loop.limits.max_model_len - 2)
-    many = min(MANY_ROWS, longest, config.max_num_batched_tokens)
-    many = many // GPU_TILE_ROWS * GPU_TILE_ROWS or many
-    few = min(FIRST_BUDGET_TOKENS, many)
+    most = min(longest, config.max_num_batched_tokens)
+    most = most // GPU_TILE_ROWS * GPU_TILE_ROWS or most
+    rows, many = min(FIRST_BUDGET_TOKENS, most), min(MANY_ROWS, most)
 
     def run(prompts: list[int], answer_tokens: int = WARM_UP_TOKENS) -> float:
-        scheduler.budget = first_budget(config, GPU_TILE_ROWS, many)
+        scheduler.budget = first_budget(config, GPU_TILE_ROWS, rows)
         return loop.warm_up(prompts, answer_tokens)
 
-    rows, seconds = few, run([few], 1)
-    run([min(SHORT_PROMPT_TOKENS, few)] * min(WARM_UP_SEQUENCES, loop.limits.max_num_seqs))
-    run([min(many + LAST_ROWS, longest)])
-    if many * seconds <= few * LONGEST_TIMED_S:
-        rows, seconds = many, run([many], 1)
-    target_rows = int(CALM_FRACTION * config.step_time_target_ms / 1000 * rows / seconds)
-    budget = first_budget(config, GPU_TILE_ROWS, target_rows)
+    if run([rows], 1) * many <= LONGEST_WARM_UP_S * rows:
+        rows = many
+    run([min(SHORT_PROMPT_TOKENS, rows)] * min(WARM_UP_SEQUENCES, loop.limits.max_num_seqs))
+    run([min(MANY_ROWS + LAST_ROWS, longest)])
+    target_rows = CALM_FRACTION * config.step_time_target_ms / 1000 * rows / run([rows], 1)
+    budget = first_budget(config, GPU_TILE_ROWS, int(target_rows))
     budget.alone = first_budget(config, GPU_TILE_ROWS, int(ALONE_TARGETS * target_rows)).tokens
     return budget
 

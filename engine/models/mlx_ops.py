@@ -192,25 +192,27 @@ class MlxOps:
             )
 
     def kv_bound(self) -> float:
-        """Return a number that no key and no value of any prompt exceeds, but by rounding. A normed
-        x is at most sqrt(hidden size) long, so a product is at most that times the length of its
-        row of weights (Cauchy and Schwarz)."""
-        bounds = [mx.array(0.0)]
+        """Return a number that no key and no value of any prompt exceeds, but by rounding."""
+        bounds: list[mx.array] = []
         for layer, at in self._layers:
-            if not (isinstance(layer.mixer, Attention) and isinstance(at.mixer, AttentionTensors)):
-                continue
-            norm = self._vectors[at.mixer_norm.name].astype(mx.float32)
-            for matrix in at.mixer.queries_keys_values[1:]:
-                stored = self._matrices[matrix.name]
-                rows = stored.dequantized().astype(mx.float32) * norm
-                bound = mx.sqrt(norm.size * mx.square(rows).sum(axis=1))
-                bounds.append((bound if stored.bias is None else bound + mx.abs(stored.bias)).max())
-            if at.mixer.key_norm is not None:
-                weights = self._vectors[at.mixer.key_norm.name]
-                bounds[-2] = layer.mixer.head_dim**0.5 * mx.abs(weights).max()
-            # RoPE rotates pairs of a key's numbers: one may get the length of both.
-            bounds[-2] *= 2**0.5 * max(1.0, layer.mixer.rope.magnitude)
+            if isinstance(layer.mixer, Attention) and isinstance(at.mixer, AttentionTensors):
+                _, keys, values = at.mixer.queries_keys_values
+                bounds.append(self._bound(at.mixer_norm, values))
+                bound = self._bound(at.mixer_norm, keys)
+                if (norm := at.mixer.key_norm) is not None:
+                    bound = layer.mixer.head_dim**0.5 * mx.abs(self._vectors[norm.name]).max()
+                # RoPE rotates pairs of a key's numbers: one may get the length of both.
+                bounds.append(bound * 2**0.5 * max(1.0, layer.mixer.rope.magnitude))
         return float(mx.stack(bounds).max())
+
+    def _bound(self, norm: Vector, matrix: Matrix) -> mx.array:
+        """Return a bound of the products of a normed x with a matrix. Before the norm's weights, x
+        has the length sqrt(hidden size) at most. So a product is at most that times the length of
+        the row of weights (Cauchy and Schwarz)."""
+        weights, stored = self._vectors[norm.name].astype(mx.float32), self._matrices[matrix.name]
+        rows = stored.dequantized().astype(mx.float32) * weights
+        bounds = mx.sqrt(weights.size * mx.square(rows).sum(axis=1))
+        return (bounds if stored.bias is None else bounds + mx.abs(stored.bias)).max()
 
     def norm(self, x: mx.array) -> mx.array:
         return self._normed(x, self._tensors.norm)
