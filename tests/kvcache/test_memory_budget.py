@@ -159,42 +159,33 @@ def test_threat_21_a_cache_too_small_for_one_short_sequence_is_refused_with_what
     assert plan(replace(enough, weights_bytes=7 * GIB), own).max_model_len < 600, "as he wants it"
 
 
-def test_a_dense_context_is_shortened_so_that_every_sequence_gets_a_buffer() -> None:
-    found = plan(request=replace(REQUEST, kv_backend=KVBackend.METAL_DENSE, max_num_seqs=8))
-    assert 4096 <= found.max_model_len < 40960
-    assert found.max_num_seqs == 8
-    assert found.layout.groups[0].blocks_per_buffer == 1
-
-
-def test_a_dense_context_is_not_shortened_below_a_usable_one() -> None:
-    found = plan(request=replace(REQUEST, kv_backend=KVBackend.METAL_DENSE, max_num_seqs=64))
-    assert found.max_model_len == 4096
-    assert found.max_num_seqs < 64
-
-
 ARENA = replace(REQUEST, kv_backend=KVBackend.METAL_DENSE, max_num_seqs=8)
 
 
-def test_an_arena_gives_every_sequence_a_slice_and_makes_no_other() -> None:
-    found = plan(request=replace(ARENA, max_buffer_bytes=64 * GIB), model_max_len=4096)
-    assert (found.max_model_len, found.max_num_seqs) == (4096, 8)
-    assert found.kv_budget_bytes == 8 * found.layout.groups[0].heap_bytes
-    assert found.note is None
-    assert found.layout.groups[0].page_bytes == 16384
-
-
-def test_an_arena_that_the_device_cannot_allocate_shortens_the_context_and_says_so() -> None:
-    found = plan(request=replace(ARENA, max_buffer_bytes=5 * GIB))
-    assert found.kv_budget_bytes <= 5 * GIB
-    tokens = 5 * GIB // 8 // SHAPE.bytes_per_token
-    assert (found.max_model_len, found.max_num_seqs) == (tokens // 8 * 8, 8), "whole pages"
-    assert "device's largest is 5.00 GiB" in found.lines()[-1]
-
-
-def test_a_small_arena_leaves_fewer_sequences_and_says_so() -> None:
-    found = plan(request=replace(ARENA, max_buffer_bytes=2 * GIB))
-    assert (found.max_model_len, found.max_num_seqs) == (4096, 4)
-    assert "leaves fewer sequences" in found.lines()[-1]
+@pytest.mark.parametrize(
+    ("arena", "sequences", "model_max_len", "planned", "note"),
+    [
+        (None, 8, 40960, (11112, 8), None),
+        (None, 64, 40960, (4096, 21), None),
+        (64 * GIB, 8, 4096, (4096, 8), None),
+        (5 * GIB, 8, 40960, (5848, 8), "device's largest is 5.00 GiB"),
+        (2 * GIB, 8, 40960, (4096, 4), "leaves fewer sequences"),
+    ],
+)
+def test_a_dense_context_is_shortened_for_more_sequences_while_it_is_usable(
+    arena: int | None,
+    sequences: int,
+    model_max_len: int,
+    planned: tuple[int, int],
+    note: str | None,
+) -> None:
+    request = replace(ARENA, max_num_seqs=sequences, max_buffer_bytes=arena)
+    found = plan(request=request, model_max_len=model_max_len)
+    (group,) = found.layout.groups
+    assert (found.max_model_len, found.max_num_seqs) == planned
+    assert (group.blocks_per_buffer, group.page_bytes) == (1, 16384)
+    assert arena is None or found.kv_budget_bytes == found.max_num_seqs * group.heap_bytes <= arena
+    assert found.note is None if note is None else note in found.lines()[-1]
 
 
 def test_a_limit_of_the_device_that_changes_nothing_is_not_spoken_of() -> None:
