@@ -210,7 +210,8 @@ class MlxOps:
         has the length sqrt(hidden size) at most. So a product is at most that times the length of
         the row of weights (Cauchy and Schwarz)."""
         weights, stored = self._vectors[norm.name].astype(mx.float32), self._matrices[matrix.name]
-        rows = stored.dequantized().astype(mx.float32) * weights
+        # Looking all rows up copies them: arithmetic by element does not read aliases.
+        rows = stored.dequantized(mx.arange(len(stored.weight))).astype(mx.float32) * weights
         bounds = mx.sqrt(weights.size * mx.square(rows).sum(axis=1))
         return (bounds if stored.bias is None else bounds + mx.abs(stored.bias)).max()
 

@@ -34,7 +34,7 @@ from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import LLAMA3, YARN
 from tests.engines import CONFIG, Answers, Scripted, every_third, greedy, run_dry, started, steps
 from tests.kvcache.managers import epochs_of
-from tests.kvcache.metal_double import Device, install
+from tests.kvcache.metal_double import NO_MEMORY, Device, install
 from tests.kvcache.test_gpu_failures import TEXTS as METALS_TEXTS
 from tests.models import SMALL, write_model
 from tests.reference import load_reference
@@ -169,16 +169,25 @@ def test_states_of_recurrent_layers_are_kept_and_shared_as_on_a_cpu(
     loop.close()
 
 
-def test_a_gpu_makes_slots_as_sequences_need_them(device: Device, tmp_path: Path) -> None:
+def test_a_gpu_makes_slots_as_sequences_need_them(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(slot: int) -> int:
+        if made.slots is not None and slot not in made.slots.made:
+            raise NO_MEMORY
+        return before.committed_bytes
+
     answers = Answers.empty()
     loop = metal_loop(write_hybrid(tmp_path, **DELTA_DIMS), KVBackend.SPARSE, answers)
-    before = loop._kv.stats().slots
+    (made,), before = device.kv_backends, loop._kv.stats().slots
     assert 0 < before.committed_bytes < before.slots * before.slot_bytes
     for refuses in (True, False):
-        device.refuses = refuses
-        for number in range(20):
-            loop.mailbox.put(greedy(20 * refuses + number, [20 * refuses + number] * 100, 4))
-        run_dry(loop)
+        with monkeypatch.context() as patch:
+            if refuses:
+                patch.setattr(made, "commit_slot", refuse)
+            for number in range(20 * refuses, 20 * refuses + 20):
+                loop.mailbox.put(greedy(number, [number] * 100, 4))
+            run_dry(loop)
         grown = loop._kv.stats().slots.committed_bytes > before.committed_bytes
         assert grown != refuses, "what is refused is taken from the cache"
     assert set(answers.finished.values()) == {FinishReason.LENGTH}
@@ -483,7 +492,7 @@ def test_a_gpus_first_prompts_are_cut_by_measured_steps(
     loop = metal_loop(
         folder, KVBackend.SPARSE, Answers.empty(), **LARGE, step_time_target_ms=target_ms
     )
-    assert max(map(sum, steps)) * row_s < 1, "no step holds the display up"
+    assert max(map(sum, steps)) * row_s < max(1.0, 5e-3 * target_ms), "the display is not held up"
     budget = loop._scheduler.budget
     assert (budget.tokens, budget.alone) == (beside, alone)
     steps.clear()
@@ -566,7 +575,9 @@ def test_no_key_and_no_value_exceeds_the_bound(
         assert isinstance(at.mixer, AttentionTensors)
         for matrix in at.mixer.queries_keys_values[1:]:
             # For each number, the x that lies along its row of weights.
-            rows = ops._matrices[matrix.name].dequantized() * ops._vectors[at.mixer_norm.name]
+            stored = ops._matrices[matrix.name]
+            rows = stored.dequantized(mx.arange(len(stored.weight)))
+            rows *= ops._vectors[at.mixer_norm.name]
             made = ops._multiply(ops._normed(rows.astype(mx.bfloat16), at.mixer_norm), matrix)
             if at.mixer.key_norm is not None and matrix.name.endswith("k_proj"):
                 made = ops._normed(made.reshape(-1, SPEC.head_dim), at.mixer.key_norm)
