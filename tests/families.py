@@ -70,7 +70,7 @@ BONSAI: dict[str, Any] = {
 
 def bonsai_modules(layers: int, interval: int, block: int) -> list[dict[str, Any]]:
     """The manifest of a pack of Bonsai 2 with a head of its own."""
-    names = ["model.embed_tokens", "lm_head"]
+    names = ["lm_head", "model.embed_tokens"]
     for number in range(layers):
         mixer = ["linear_attn." + each for each in ("in_proj_qkv", "in_proj_z", "out_proj")]
         if (number + 1) % interval == 0:

@@ -33,8 +33,7 @@ class Float32RotatedEmbedding(prism.HadamardQuantizedEmbedding):  # type: ignore
     def __call__(self, ids: mx.array) -> mx.array:
         parts = (self.weight[ids], self.scales[ids], self.biases[ids])
         rows = mx.dequantize(*parts, self.group_size, self.bits)
-        rotate = prism.hadamard_rotate
-        return rotate(rows, self.block, self.signs, inverse=True) if self.block else rows
+        return prism.hadamard_rotate(rows, self.block, self.signs, inverse=True)
 
 
 def load_reference(checkpoint: Checkpoint, *, stored: bool = False) -> Any:
@@ -44,10 +43,9 @@ def load_reference(checkpoint: Checkpoint, *, stored: bool = False) -> Any:
     if not stored:
         model.set_dtype(mx.float32)
         embedding = model.model.embed_tokens
-        if isinstance(embedding, nn.QuantizedEmbedding):
-            embedding.__class__ = Float32Embedding
-        if isinstance(embedding, prism.HadamardQuantizedEmbedding):
-            embedding.__class__ = Float32RotatedEmbedding
+        for wide in (Float32Embedding, Float32RotatedEmbedding):
+            if type(embedding) is wide.__base__:
+                embedding.__class__ = wide
     mx.eval(model.parameters())
     return model
 

@@ -1,6 +1,6 @@
 """Reads and checks the fields of a model folder's ``config.json``."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,9 +83,8 @@ class ModelConfig:
                 f"{self.file}: {field} ({count}) is not a multiple of {unit_field} ({unit})"
             )
 
-    def check_choice(self, field: str, value: object, choices: Iterable[object]) -> None:
-        """Raise CheckpointError if ``value`` is none of the choices."""
-        if not any(type(value) is type(choice) and value == choice for choice in choices):
+    def check_choice(self, field: str, value: object, choices: Collection[object]) -> None:
+        if value not in choices:
             raise self._wrong(field, value, " or ".join(map(str, choices)))
 
     def refuse_windows(self) -> None:

@@ -251,12 +251,12 @@ class RotatedCpuOps(MlxOps):
         """Take all weights out of ``stored``. Pack one matrix at a time, to save memory."""
         super().__init__(spec, tensors, stored)
         mx.eval(self._vectors)
+        self.weights = []  # they would keep what the files have in memory
         self._workers = workers
         self._packed: dict[str, metal_ext.PackedLinear] = {}
         for name in list(self._matrices):
             self._packed[name] = pack_linear([self._matrices.pop(name)], workers)
             packed(self._packed[name].nbytes)
-        self.weights = []
         mx.clear_cache()
 
     def _rows(self, token_ids: mx.array, matrix: Matrix) -> mx.array:

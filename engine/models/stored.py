@@ -92,7 +92,7 @@ class StoredWeights:
     def __init__(self, arrays: dict[str, mx.array], packing_of: PackingOf) -> None:
         self._arrays = arrays
         self._packing_of = packing_of
-        self._rotations: list[Rotation] = []
+        self._rotations: dict[tuple[int, bytes], Rotation] = {}
 
     def matrix(self, matrix: AnyMatrix) -> StoredMatrix:
         """Return a matrix, or the stack of the matrices of all experts."""
@@ -124,10 +124,7 @@ class StoredWeights:
         """Return the rotation of a layer's inputs. Layers with equal rotations share one object.
         Raises CheckpointError."""
         signs = self._arrays.pop(f"{name}.signs").astype(mx.float32)
-        for known in self._rotations:
-            if known.block == block and mx.array_equal(known.signs, signs).item():
-                return known
         if not mx.all(mx.abs(signs) == 1).item():
             raise CheckpointError(f"the tensor {name}.signs has other numbers than 1 and -1")
-        self._rotations.append(Rotation(block, signs))
-        return self._rotations[-1]
+        key = block, bytes(memoryview(signs))
+        return self._rotations.setdefault(key, Rotation(block, signs))

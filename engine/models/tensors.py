@@ -5,7 +5,7 @@ packed for the CPU's kernels (kernels/cpu/linear.h).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -49,10 +49,6 @@ class Naming:
     experts: ExpertNames = ExpertNames.STACKED
     joined_deltas: bool = False
     """Whether a delta net's four input matrices are stored as two, as in Qwen3-Next's files."""
-
-    def layer(self, name: str) -> str:
-        """Return the name of the layer that a plain model calls ``name``."""
-        return self.head if name == HEAD else self.prefix + name.removeprefix(NAMINGS[0].prefix)
 
 
 NAMINGS = (
@@ -222,7 +218,10 @@ class ModelTensors:
     def products(self) -> list[Product | ExpertProduct]:
         head = [] if self.head is None else [self.head]
         ends: list[Product | ExpertProduct] = [(matrix,) for matrix in (self.embedding, *head)]
-        return ends + [product for layer in self.layers for product in layer.products]
+        products = ends + [product for layer in self.layers for product in layer.products]
+        if self.blocks:  # a product's matrices may differ in how inputs are rotated
+            products = [each[n : n + 1] for each in products for n in range(len(each))]
+        return products
 
     @cached_property
     def parts(self) -> list[Part]:
@@ -270,7 +269,10 @@ def model_tensors(spec: ModelSpec, naming: Naming = NAMINGS[0], *, with_head: bo
         ),
         norm=Vector(f"{prefix}norm", hidden, naming.zero_centred),
         head=Matrix(naming.head, spec.vocab_size, hidden) if with_head else None,
-        blocks={naming.layer(name): block for name, block in spec.blocks},
+        blocks={
+            naming.head if name == HEAD else prefix + name.removeprefix(NAMINGS[0].prefix): block
+            for name, block in spec.blocks
+        },
     )
 
 
@@ -435,10 +437,7 @@ Kind = tuple[int, mx.Dtype, int, int]
 def packed_bytes(model: ModelTensors, tensors: Mapping[str, Tensor], packing_of: PackingOf) -> int:
     """Return a model's bytes after packing for the CPU. ``tensors`` has all stored tensors."""
     total = FLOAT32_BYTES * model.count(1)
-    products: Sequence[Sequence[AnyMatrix]] = model.products
-    if model.blocks:
-        products = [(matrix,) for matrix in model.matrices]
-    for product in products:
+    for product in model.products:
         kinds = [_kind_of(matrix, tensors, packing_of) for matrix in product]
         count = product[0].experts if isinstance(product[0], ExpertMatrix) else 1
         total += count * metal_ext.packed_bytes(product[0].inputs, kinds)

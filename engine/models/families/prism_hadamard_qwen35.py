@@ -8,17 +8,17 @@ from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import ModelSpec
 from engine.models.tensors import model_tensors
 
-# The value of tensor_namespace in each schema_version.
-NAMESPACES = {1: "mlx-lm-text", 2: "mlx-vlm-qwen3_5"}
+# The values of fields, which a config may leave out: then the first one is meant.
+SERVED: dict[str, tuple[object, ...]] = {
+    "schema_version": (2, 1),
+    "gdn_activation_layout": ("grouped",),
+}
 BLOCKS = (0, 512, 1024, 2048, 4096, 8192)
 
 
 def prism_hadamard_qwen35(config: ModelConfig) -> ModelSpec:
-    version = config.values.get("schema_version", 2)
-    config.check_choice("schema_version", version, NAMESPACES)
-    served = {"tensor_namespace": NAMESPACES[version], "gdn_activation_layout": "grouped"}
-    for field, value in served.items():
-        config.check_choice(field, config.values.get(field, value), (value,))
+    for field, choices in SERVED.items():
+        config.check_choice(field, config.values.get(field, choices[0]), choices)
     spec = replace(qwen3_5(config), family="Bonsai 2")
     return replace(spec, blocks=_blocks(config, spec))
 
@@ -33,11 +33,12 @@ def _blocks(config: ModelConfig, spec: ModelSpec) -> tuple[tuple[str, int], ...]
     blocks: dict[str, int] = {}
     for number, module in enumerate(modules):
         field, record = f"modules[{number}]", module if isinstance(module, dict) else {}
-        name, block = str(record.get("path")), record.get("block")
-        if name not in inputs or name in blocks:
+        name = str(record.get("path"))
+        if name not in inputs:
             raise CheckpointError(f"{config.file}: {field}.path is {name}; it must be a new layer")
-        config.check_choice(f"{field}.block", block, BLOCKS)
+        width = inputs.pop(name)
+        fitting = [block for block in BLOCKS if width % (block or 1) == 0]
+        config.check_choice(f"{field}.block", record.get("block"), fitting)
         config.check_choice(f"{field}.dtype", record.get("dtype"), ("float16",))
-        config.check_multiple(f"the inputs of {name}", inputs[name], f"{field}.block", block or 1)
-        blocks[name] = record["block"]
+        blocks[name] = int(record["block"])
     return tuple(blocks.items())

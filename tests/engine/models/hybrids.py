@@ -21,11 +21,10 @@ from tests.models import SMALL, ModelSpec, write_model
 
 SPEC = replace(SMALL, num_hidden_layers=6, head_dim=64)
 # Blocks of a rotation have 512 inputs at least.
-BONSAI_SPEC = ModelSpec(
+BONSAI_SPEC = replace(
+    SMALL,
     num_hidden_layers=3,
     hidden_size=512,
-    num_attention_heads=4,
-    num_key_value_heads=2,
     head_dim=128,
     intermediate_size=1024,
     vocab_size=1024,
@@ -70,10 +69,11 @@ def write_hybrid(folder: Path, spec: ModelSpec = SPEC, *, hub: bool = False, **h
 
 
 def write_bonsai(
-    folder: Path, spec: ModelSpec = BONSAI_SPEC, *, schema: int = 2, apart: bool = False, **how: Any
+    folder: Path, spec: ModelSpec = BONSAI_SPEC, *, apart: bool = False, **how: Any
 ) -> Path:
-    """A dense Qwen3.5 as Bonsai 2 is packed. apart: layers have signs of their own, and every third
-    is not rotated; else the signs follow from the count of inputs. how: as for write_model."""
+    """A dense Qwen3.5 as Bonsai 2 is packed. apart: as schema 1 has it; layers have signs of their
+    own, and every third is not rotated. Else the signs follow from the count of inputs. how: as for
+    write_model."""
     wide: dict[str, Any] = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     write_hybrid(folder, spec, **({"dtype": "float32"} | wide | how))
     config = json.loads((folder / "config.json").read_text())
@@ -81,12 +81,13 @@ def write_bonsai(
     plain = [name for name in weights if name.endswith(("proj_a.weight", "proj_b.weight"))]
     weights |= {name: weights[name].astype(mx.float16) for name in plain}
     modules = bonsai_modules(spec.num_hidden_layers, config["full_attention_interval"], 512)
-    modules = [each for each in modules if f"language_model.{each['path']}.weight" in weights]
+    modules = modules[spec.tie_word_embeddings :]
     for number, module in enumerate(modules):
         name = f"language_model.{module['path']}"
         matrix = weights.pop(f"{name}.weight")
-        module["block"] = 0 if apart and number % 3 == 0 else module["block"]
-        if module["block"]:
+        if apart and number % 3 == 0:
+            module["block"] = 0
+        else:
             key = mx.random.key(number if apart else matrix.shape[1])
             random = mx.random.bernoulli(0.5, matrix.shape[1:], key=key)
             weights[f"{name}.signs"] = mx.where(random, 1.0, -1.0)
@@ -94,7 +95,7 @@ def write_bonsai(
         for part, array in zip(("scales", "biases"), groups, strict=True):
             weights[f"{name}.{part}"] = array.astype(mx.float16)
     outer = BONSAI | {"modules": modules, "tie_word_embeddings": spec.tie_word_embeddings}
-    if schema == 1:
+    if apart:
         weights = {name.removeprefix("language_model."): each for name, each in weights.items()}
         outer |= {"schema_version": 1, "tensor_namespace": "mlx-lm-text"}
     mx.eval(weights)

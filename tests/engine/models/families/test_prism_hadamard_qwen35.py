@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import mlx.core as mx
 import pytest
@@ -10,11 +11,8 @@ import pytest
 from engine.models.checkpoint import promised_checkpoint, read_checkpoint
 from engine.models.config import ModelConfig
 from engine.models.families import read_spec
-from engine.models.forward import Forward
 from engine.models.mlx_ops import MlxOps
 from engine.models.safetensors_headers import CheckpointError
-from engine.models.tensors import NAMINGS
-from engine.models.weights import read_weights
 from engine.planning.memory import own_packing, read_shape, weights_bytes
 from tests.engine.models import parity
 from tests.engine.models.forwards import ours, prompt, spread
@@ -38,15 +36,12 @@ def test_the_published_pack_is_a_qwen3_5_with_rotated_inputs(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema_version": 3}, "schema_version is 3; it must be 1 or 2"),
-        ({"schema_version": 1}, "tensor_namespace is 'mlx-vlm-qwen3_5'; it must be mlx-lm-text"),
+        ({"schema_version": 3}, "schema_version is 3; it must be 2 or 1"),
         ({"gdn_activation_layout": "tiled"}, "gdn_activation_layout is 'tiled'; it must be group"),
-        ({"modules": ...}, "modules is no list"),
+        ({"modules": []}, "modules is no list"),
         ({"modules": [3]}, r"modules\[0\].path is None; it must be a new layer"),
-        ({"modules": [FIRST, FIRST]}, r"modules\[1\].path is model.embed_tokens; it must be a"),
-        ({"modules": [FIRST | {"block": 100}]}, r"modules\[0\].block is 100; it must be 0 or 512"),
-        ({"modules": [FIRST | {"block": 512.0}]}, r"modules\[0\].block is 512.0; it must be 0"),
-        ({"modules": [FIRST | {"block": 2048}]}, r"inputs of model.embed_tokens \(5120\) is not a"),
+        ({"modules": [FIRST, FIRST]}, r"modules\[1\].path is lm_head; it must be a new"),
+        ({"modules": [FIRST | {"block": 2048}]}, r"\].block is 2048; it must be 0 or 512 or 1024"),
         ({"modules": [FIRST | {"dtype": "bfloat16"}]}, r"modules\[0\].dtype is 'bfloat16'; it"),
     ],
     ids=str,
@@ -62,12 +57,10 @@ def test_fault_16_a_pack_of_another_kind_is_refused_by_name(
     ("signs", "message"),
     [
         (mx.ones((512,)), r"down_proj.signs is F32 \[512\], but config.json makes it .* \[1024\]"),
-        (mx.ones((1024,), mx.uint32), "down_proj.signs is U32"),
-        (mx.zeros((1024,)), "down_proj.signs has other numbers than 1 and -1"),
         (mx.full((1024,), 2.0), "down_proj.signs has other numbers than 1 and -1"),
         (mx.full((1024,), float("nan")), "down_proj.signs has other numbers than 1 and -1"),
     ],
-    ids=["short", "whole numbers", "zeros", "twos", "nan"],
+    ids=["short", "twos", "nan"],
 )
 def test_signs_that_are_none_are_refused(tmp_path: Path, signs: mx.array, message: str) -> None:
     file = str(write_bonsai(tmp_path) / "model.safetensors")
@@ -88,28 +81,27 @@ def test_sizes_follow_from_the_config_alone_with_matrices_that_stay_plain(tmp_pa
     promised = promised_checkpoint(tmp_path, whole.stored_bytes)
     assert promised.packed_bytes == pytest.approx(whole.packed_bytes, abs=vectors)
     assert (promised.dtype, promised.spec) == (whole.dtype, whole.spec)
-    packings = {NAMINGS[2].layer(name): packing for name, packing in promised.packings.items()}
-    assert packings == whole.packings
 
 
-class WideOps(MlxOps):
-    """A GPU's operations in float32, which the CPU's cache takes and mlx-lm has."""
-
-    rotated_dtype = mx.float32
+def test_a_cpu_packs_one_matrix_at_a_time(tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(write_bonsai(tmp_path))
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    ours(checkpoint)
+    assert mx.get_peak_memory() - before < checkpoint.stored_bytes // 3
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["MLX", "packed"])
-@pytest.mark.parametrize(
-    ("how", "tied"), [({}, False), ({"schema": 1}, False), ({"apart": True}, False), ({}, True)]
-)
+@pytest.mark.parametrize("apart", [False, True])
 def test_logits_equal_mlx_lms_by_chunks_and_in_company(
-    tmp_path: Path, how: dict[str, Any], tied: bool, packed: bool
+    tmp_path: Path, apart: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = replace(BONSAI_SPEC, tie_word_embeddings=tied)
-    checkpoint = read_checkpoint(write_bonsai(tmp_path, spec, **how))
-    ops = WideOps(checkpoint.spec, checkpoint.tensors, read_weights(checkpoint))
-    model = ours(checkpoint) if packed else Forward(checkpoint.spec, ops)
-    steps, ids, other = Steps(checkpoint, model, {1: 90, 2: 30}), prompt(90), prompt(30, 1)
+    """A GPU's operations are in float32 here, which the CPU's cache takes and mlx-lm has."""
+    monkeypatch.setattr(MlxOps, "rotated_dtype", mx.float32)
+    spec = replace(BONSAI_SPEC, tie_word_embeddings=not apart)
+    checkpoint = read_checkpoint(write_bonsai(tmp_path, spec, apart=apart))
+    steps = Steps(checkpoint, ours(checkpoint, packed=packed), {1: 90, 2: 30})
+    ids, other = prompt(90), prompt(30, 1)
     first = steps.run([(1, 0, ids[:70])], list(range(70)))
     both = steps.run([(2, 0, other), (1, 70, ids[70:])], list(range(50)))
     assert first is not None
@@ -130,42 +122,21 @@ def test_greedy_answers_of_32_prompts_equal_mlx_lms_alone_and_eight_at_once(
     assert its.distinct >= 12, "an answer that repeats itself would prove little"
 
 
-class Seen:
-    """KVViews that keep what is appended and what recurs."""
-
-    def __init__(self) -> None:
-        self.arrays: list[mx.array] = []
-
-    def append(self, place: int, queries: mx.array, *others: Any) -> mx.array:
-        self.arrays += [queries, *others[:2]]
-        return queries
-
-    def recur(self, place: int, qkv: mx.array, z: mx.array, *others: Any) -> mx.array:
-        self.arrays += [qkv, z, *others[:2]]
-        return z
-
-
 def test_a_gpu_computes_in_float16_and_rotates_once_what_layers_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pack's norms are float32, its matrices of decays are plain."""
-    checkpoint = read_checkpoint(write_bonsai(tmp_path))
-    ops, reference = ours(checkpoint, packed=False).ops, load_reference(checkpoint)
-    shapes: list[tuple[int, ...]] = []
-    transform, views = mx.hadamard_transform, cast(Any, Seen())
-
-    def counted(x: mx.array, scale: float | None = None) -> mx.array:
-        shapes.append(x.shape)
-        return transform(x, scale)
-
-    monkeypatch.setattr(mx, "hadamard_transform", counted)
+    checkpoint, views = read_checkpoint(write_bonsai(tmp_path)), Mock()
+    ops = ours(checkpoint, packed=False).ops
+    transform = Mock(wraps=mx.hadamard_transform)
+    monkeypatch.setattr(mx, "hadamard_transform", transform)
     x = ops.embed(mx.arange(7))
     ops.project(2, x, views)
-    arrays = [x, ops.add_mixed(0, x, ops.recur(0, x, views)), ops.add_mlp(0, x), ops.head(x)]
+    ops.recur(0, x, views)
+    _, queries, keys, values, _ = views.append.call_args.args
+    _, qkv, z, a, b, _ = views.recur.call_args.args
+    arrays = [x, ops.add_mixed(0, x, z), ops.add_mlp(0, x), ops.head(x)]
+    shapes = [call.args[0].shape for call in transform.call_args_list]
     assert shapes == [(7, 512)] * 5 + [(14, 512), (7, 512)]
-    assert {array.dtype for array in arrays + views.arrays} == {mx.float16}
-    wide, layer = x.astype(mx.float32), reference.layers[0]
-    wanted = wide + layer.mlp(layer.post_attention_layernorm(wide))
-    assert spread(arrays[2].astype(mx.float32), wanted) < 1e-2
-    assert spread(arrays[3].astype(mx.float32), reference.language_model.lm_head(wide)) < 1e-2
+    assert {each.dtype for each in (*arrays, queries, keys, values, qkv, z, a, b)} == {mx.float16}
     assert checkpoint.dtype == "F16"
