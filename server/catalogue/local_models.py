@@ -246,10 +246,8 @@ def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> It
     quantization = named_quantization(config.text.values)
     yield {"family": str(config.values.get("model_type") or ""), "quantization": quantization}
     shape = read_shape(folder)
-    yield {
-        "parameters": shape.parameters,
-        "max_position_embeddings": shape.spec.max_position_embeddings,
-    }
+    positions = shape.spec.max_position_embeddings
+    yield {"parameters": shape.parameters, "max_position_embeddings": positions}
     missing = missing_weights(repository, folder)
     if missing or (repository and lacks_weights(repository, folder)):
         yield {"embeds": promised_checkpoint(folder, 0).embeds}
