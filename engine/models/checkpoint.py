@@ -141,10 +141,11 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
         spec = replace(spec, tied_embeddings=spec.tied_embeddings and not has_head)
     if embeds is None:
         embeds = is_embedding_checkpoint(path, tensors, tied=spec.tied_embeddings)
+    needless = tuple(start for start, _ in spec.unread)
     read = {
         name: tensor
         for name, tensor in tensors.items()
-        if not name.startswith(spec.unread_prefixes) and not name.endswith(FREQUENCIES)
+        if not name.startswith(needless) and not name.endswith(FREQUENCIES)
     }
     unread = tuple(name for name in tensors if name not in read)
     naming = naming_of(read)

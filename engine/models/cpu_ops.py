@@ -240,16 +240,8 @@ class RotatedCpuOps(MlxOps):
 
     rotated_dtype = mx.float32
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        tensors: ModelTensors,
-        stored: StoredWeights,
-        workers: metal_ext.CpuWorkers,
-        packed: Packed,
-    ) -> None:
-        """Take all weights out of ``stored``. Pack one matrix at a time, to save memory."""
-        super().__init__(spec, tensors, stored)
+    def pack(self, workers: metal_ext.CpuWorkers, packed: Packed) -> "RotatedCpuOps":
+        """Pack one matrix at a time, to save memory."""
         mx.eval(self._vectors)
         self.weights = []  # they would keep what the files have in memory
         self._workers = workers
@@ -258,6 +250,7 @@ class RotatedCpuOps(MlxOps):
             self._packed[name] = pack_linear([self._matrices.pop(name)], workers)
             packed(self._packed[name].nbytes)
         mx.clear_cache()
+        return self
 
     def _rows(self, token_ids: mx.array, matrix: Matrix) -> mx.array:
         return metal_ext.packed_rows(token_ids, self._packed[matrix.name], self._workers)

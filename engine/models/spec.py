@@ -146,14 +146,6 @@ class ModelSpec:
     """Pairs of a name prefix and a purpose, for stored tensors that serving does not read."""
 
     @property
-    def unread_prefixes(self) -> tuple[str, ...]:
-        return tuple(start for start, _ in self.unread)
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.layers)
-
-    @property
     def attentions(self) -> tuple[Attention, ...]:
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
 

@@ -77,13 +77,12 @@ class Rotation:
     signs: mx.array
 
     def apply(self, x: mx.array) -> mx.array:
-        return self._transform(x.astype(mx.float32) * self.signs).astype(x.dtype)
+        blocks = (x.astype(mx.float32) * self.signs).reshape(-1, self.block)
+        return mx.hadamard_transform(blocks).reshape(x.shape).astype(x.dtype)
 
     def invert(self, x: mx.array) -> mx.array:
-        return (self._transform(x.astype(mx.float32)) * self.signs).astype(x.dtype)
-
-    def _transform(self, x: mx.array) -> mx.array:
-        return mx.hadamard_transform(x.reshape(-1, self.block)).reshape(x.shape)
+        blocks = mx.hadamard_transform(x.astype(mx.float32).reshape(-1, self.block))
+        return (blocks.reshape(x.shape) * self.signs).astype(x.dtype)
 
 
 class StoredWeights:

@@ -216,9 +216,9 @@ class ModelTensors:
 
     @cached_property
     def products(self) -> list[Product | ExpertProduct]:
-        head = [] if self.head is None else [self.head]
-        ends: list[Product | ExpertProduct] = [(matrix,) for matrix in (self.embedding, *head)]
-        products = ends + [product for layer in self.layers for product in layer.products]
+        ends = [self.embedding] if self.head is None else [self.embedding, self.head]
+        products: list[Product | ExpertProduct] = [(matrix,) for matrix in ends]
+        products += [product for layer in self.layers for product in layer.products]
         if self.blocks:  # a product's matrices may differ in how inputs are rotated
             products = [each[n : n + 1] for each in products for n in range(len(each))]
         return products

@@ -41,10 +41,13 @@ def load_model(
         progress(min(done, total), total)
 
     progress(0, total)
-    cpu_ops: type[RotatedCpuOps | CpuOps] = RotatedCpuOps if tensors.blocks else CpuOps
-    model = Forward(spec, cpu_ops(spec, tensors, stored, workers, packed))
+    cpu_ops: CpuOps | RotatedCpuOps
+    if tensors.blocks:
+        cpu_ops = RotatedCpuOps(spec, tensors, stored).pack(workers, packed)
+    else:
+        cpu_ops = CpuOps(spec, tensors, stored, workers, packed)
     progress(total, total)
-    return model
+    return Forward(spec, cpu_ops)
 
 
 def read_weights(checkpoint: Checkpoint) -> StoredWeights:

@@ -70,7 +70,7 @@ Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 def test_a_whole_folder_is_read(folder: Path) -> None:
     found = read_checkpoint(folder)
-    assert found.spec.num_layers == TINY.num_hidden_layers
+    assert len(found.spec.layers) == TINY.num_hidden_layers
     assert found.spec.attentions[0].kv_heads == TINY.num_key_value_heads
     assert found.vocab_size == TINY.vocab_size
     assert found.dtype == "BF16"
@@ -100,7 +100,7 @@ def test_shards_named_by_the_index_are_read_together(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     index = {"weight_map": {Q_PROJ: "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert read_checkpoint(folder).spec.num_layers == 2
+    assert len(read_checkpoint(folder).spec.layers) == 2
 
 
 @pytest.mark.parametrize("main", ["model", "weights-1-of-2"])
