@@ -33,7 +33,8 @@ class Float32RotatedEmbedding(prism.HadamardQuantizedEmbedding):  # type: ignore
     def __call__(self, ids: mx.array) -> mx.array:
         parts = (self.weight[ids], self.scales[ids], self.biases[ids])
         rows = mx.dequantize(*parts, self.group_size, self.bits)
-        return prism.hadamard_rotate(rows, self.block, self.signs, inverse=True)
+        rotated: mx.array = prism.hadamard_rotate(rows, self.block, self.signs, inverse=True)
+        return rotated
 
 
 def load_reference(checkpoint: Checkpoint, *, stored: bool = False) -> Any:

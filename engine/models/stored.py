@@ -6,6 +6,7 @@ from functools import partial
 from itertools import accumulate
 
 import mlx.core as mx
+import numpy as np
 
 import metal_ext
 from engine.models.config import Quantization
@@ -125,5 +126,5 @@ class StoredWeights:
         signs = self._arrays.pop(f"{name}.signs").astype(mx.float32)
         if not mx.all(mx.abs(signs) == 1).item():
             raise CheckpointError(f"the tensor {name}.signs has other numbers than 1 and -1")
-        key = block, bytes(memoryview(signs))
+        key = block, np.array(signs).tobytes()
         return self._rotations.setdefault(key, Rotation(block, signs))
