@@ -105,8 +105,9 @@ class Chip(NamedTuple):
     """Whether a product of eight rows with a large matrix may be two commands, as on M1 and M2."""
 
 
+COMMANDS, MEBINUMBERS = map(int, LARGER_BUFFERS.values())
 CHIPS = {
-    "M1 to M4": Chip(*map(int, LARGER_BUFFERS.values()), splits=True),
+    "M1 to M4": Chip(COMMANDS, MEBINUMBERS, splits=True),
     "M5": Chip(40, 40),
     "M5 Max": Chip(50, 50),
 }

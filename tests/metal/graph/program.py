@@ -54,7 +54,7 @@ class MetalError:
             self.is_armed |= any(CULPRIT in tokens for tokens in known)
             return batch(runner, entries)
 
-        ModelRunner._batch = watched  # type: ignore[method-assign]
+        ModelRunner._batch = watched  # type: ignore[assignment, method-assign]
 
     def arm(self) -> None:
         self.is_armed = True
