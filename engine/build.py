@@ -368,9 +368,9 @@ def warm_up_gpu(loop: EngineLoop, scheduler: Scheduler, config: EngineConfig) ->
     """Use all variants of kernels that serving uses, which compiles them. Return a token budget
     that starts by the measured time of a step."""
     longest = max(1, loop.limits.max_model_len - 2)
-    most = min(longest, config.max_num_batched_tokens)
-    most = most // GPU_TILE_ROWS * GPU_TILE_ROWS or most
-    rows, many = min(FIRST_BUDGET_TOKENS, most), min(MANY_ROWS, most)
+    limit = min(longest, config.max_num_batched_tokens)
+    limit = limit // GPU_TILE_ROWS * GPU_TILE_ROWS or limit
+    rows, many = min(FIRST_BUDGET_TOKENS, limit), min(MANY_ROWS, limit)
 
     def run(prompts: list[int], answer_tokens: int = WARM_UP_TOKENS) -> float:
         scheduler.budget = first_budget(config, GPU_TILE_ROWS, rows)

@@ -71,12 +71,12 @@ class Journal:
         slow = kinds.count(GPUFailure.INTERACTIVITY) + kinds.count(GPUFailure.TIMEOUT)
         short = kinds.count(GPUFailure.OUT_OF_MEMORY)
         target_ms = config.step_time_target_ms / SLOW_DIVISOR**slow
-        most = max(1, config.max_num_batched_tokens // MEMORY_DIVISOR**short)
+        maximum = max(1, config.max_num_batched_tokens // MEMORY_DIVISOR**short)
         cause = kinds[-1].cause if kinds else "no failure of the GPU"
-        return replace(config, step_time_target_ms=target_ms, max_num_batched_tokens=most), (
+        return replace(config, step_time_target_ms=target_ms, max_num_batched_tokens=maximum), (
             f"this model's engine has failed here before ({cause}): steps are cut to {target_ms:g} "
-            f"ms and {most} tokens, and prompts that ran at {DEATHS_SUSPECTED} failures run alone, "
-            f"until it has worked for {HEALTHY_S / 60:.0f} minutes or `quire doctor` has run"
+            f"ms and {maximum} tokens, and prompts that ran at {DEATHS_SUSPECTED} failures run "
+            f"alone, until it has worked for {HEALTHY_S / 60:.0f} minutes or `quire doctor` has run"
         )
 
     def trust(self, prompt_ids: Sequence[int]) -> Trust:

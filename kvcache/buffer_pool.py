@@ -44,10 +44,10 @@ class BufferPool:
                 for block in buffer.premapped[buffer.count_premapped(prefix) :]
             )
         ]
-        made = len(self._buffers)
-        reuses = fitting or (self._idle and made > self._limits.max_sequences)
-        if not reuses and made < self._limits.max_buffers and self._backend.add_buffer():
-            buffer = SparseBuffer(made)
+        count = len(self._buffers)
+        reuses = fitting or (self._idle and count > self._limits.max_sequences)
+        if not reuses and count < self._limits.max_buffers and self._backend.add_buffer():
+            buffer = SparseBuffer(count)
             self._buffers.append(buffer)
             return buffer
         if not self._idle:
@@ -196,9 +196,9 @@ class BufferPool:
 
     def _make_sharable(self, blocks: list[Block]) -> None:
         """Unmap premapped blocks so that each of ``blocks`` may be mapped in one more buffer."""
-        most = self._limits.settings.max_sharers
+        limit = self._limits.settings.max_sharers
         for block in blocks:
-            while block.premapped_by and block.buffers + len(block.premapped_by) >= most:
+            while block.premapped_by and block.buffers + len(block.premapped_by) >= limit:
                 buffer = block.premapped_by[0]
                 self._unmap_premapped(buffer, buffer.premapped.index(block))
 

@@ -268,8 +268,8 @@ def _within_addresses(
     shortest = request.max_model_len or SMALLEST_CONTEXT_TOKENS
     max_len = min(plan.max_model_len, max(shortest, fitting))
     layout = _layout(request, layout.shape, max_len, plan.kv_budget_bytes, system_page_bytes)
-    most = room // (layout.blocks_for(max_len) * layout.block_bytes)
-    buffers = min(plan.max_buffers, max(2, most))
+    fitting = room // (layout.blocks_for(max_len) * layout.block_bytes)
+    buffers = min(plan.max_buffers, max(2, fitting))
     sequences, note = min(plan.max_num_seqs, buffers - 1), plan.note
     if (max_len, sequences) != (plan.max_model_len, plan.max_num_seqs):
         note = (
