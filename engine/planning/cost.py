@@ -60,8 +60,9 @@ class CostModel:
         dense = numbers - sum(mlp.experts * size for mlp, size in one.items())
         dense -= spec.vocab_size * spec.hidden_size * (1 if spec.tied_embeddings else 2)
         per_number = (weights_bytes - VECTOR_BYTES * tensors.count(1)) / numbers
-        blocks = tensors.blocks
-        rotations = sum(any(blocks.get(m.name) for m in each) for each in tensors.products)
+        ends = [(matrix,) for matrix in (tensors.embedding, tensors.head) if matrix is not None]
+        inputs = [*ends, *(each for layer in tensors.layers for each in layer.products)]
+        rotations = sum(any(tensors.blocks.get(m.name) for m in each) for each in inputs)
         return cls(device, spec, kv, per_number, dense, one, rotations)
 
     def step_seconds(self, plan: Sequence[tuple[int, int]]) -> float:
