@@ -249,7 +249,7 @@ TEST("slots are made once, as the device can have them") {
       many();
     }
     CHECK(throws<std::logic_error>("has slots already", [&] { metal.make_slots(1, kSlot); }));
-    CHECK(throws<std::out_of_range>("", [&] { metal.commit_slot(2 * most); }));
+    CHECK(throws<std::out_of_range>("slot", [&] { metal.commit_slot(2 * most); }));
   }
 }
 

@@ -44,7 +44,8 @@ Slots::Slots(Context& context, size_t count, size_t slot_bytes, size_t most)
       uses_(count) {}
 
 void Slots::commit(size_t slot) {
-  auto& buffer = buffers_.at(slot / slots_per_buffer_);
+  require_slot(slot);
+  auto& buffer = buffers_[slot / slots_per_buffer_];
   if (!buffer) {
     const size_t first = slot - slot % slots_per_buffer_;
     const size_t slots = std::min(slots_per_buffer_, count() - first);
@@ -64,11 +65,15 @@ MTL::Buffer* Slots::arena() const {
   return context_.kind == Kind::dense ? buffers_.front().get() : nullptr;
 }
 
+void Slots::require_slot(size_t slot) const {
+  if (slot >= count()) {
+    throw std::out_of_range(name_of_slot(slot) + " of " + std::to_string(count()));
+  }
+}
+
 void Slots::check(const SlotSegment& segment) const {
   const auto require = [this](size_t slot) {
-    if (slot >= count()) {
-      throw std::out_of_range(name_of_slot(slot) + " of " + std::to_string(count()));
-    }
+    require_slot(slot);
     if (!buffers_[slot / slots_per_buffer_]) {
       throw std::logic_error(name_of_slot(slot) + " has no memory");
     }

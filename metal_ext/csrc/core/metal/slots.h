@@ -64,6 +64,7 @@ class Slots {
     uint64_t read = 0;  // by sequences that do not write the slot
   };
 
+  void require_slot(size_t slot) const;
   void check(const SlotSegment& segment) const;
   // `readers` is {slot: number of segments of this step that read the slot}.
   void check_use(
