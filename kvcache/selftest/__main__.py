@@ -21,6 +21,7 @@ from kvcache.selftest import kernels
 from kvcache.selftest.kernels import (
     BandwidthChecks,
     KernelChecks,
+    equal_bits_checks,
     kernel_specs,
     name_of,
     product_checks,
@@ -34,7 +35,7 @@ from kvcache.selftest.kv_backend import (
     run_checks,
     small_layout,
 )
-from kvcache.selftest.run import BEGINS, USUAL, CacheSize, Result, SelfTest, to_line
+from kvcache.selftest.run import BEGINS, CacheSize, Result, SelfTest, to_line
 from kvcache.selftest.stress import ReleaseChecks, StressChecks
 
 # The pause after which speed is measured. Some systems reclaim GPU memory after an idle second.
@@ -44,12 +45,8 @@ WARM_UPS = 3
 MATRICES, SIZE = 8, 4096
 # The number of commands to submit. One step of a 36-layer model has about as many.
 COMMANDS = 600
-# The numbers of rows of one sequence in a step with 1 to 8 drafted tokens.
-DRAFTED_ROWS = range(2, 10)
 # The K and V whose reading is timed: one layer of a common shape, 64 MiB per sequence.
 LONG_SHAPE, LONG_TOKENS = KVShape.uniform(1, KVSpec(8, 128)), 16384
-# The ends of names of kernel checks that may run again.
-REPEATABLE = ("decode", "project", "gate")
 # The number of buffers (address ranges of sequences) of a small cache.
 MAX_BUFFERS = 3
 # The K and V whose kernels are tested at each start: MLX has a kernel of its own for such heads.
@@ -102,15 +99,7 @@ def checks_of(
         case SelfTest.BANDWIDTH:
             yield from _on_backend(BandwidthChecks, kv_backend, LONG_SHAPE, LONG_TOKENS)
         case SelfTest.EQUAL_BITS:
-            yield from product_checks(DRAFTED_ROWS, pairs=())
-        case SelfTest.RANGES:
-            checks = partial(RealSizeChecks, buffers=2 * USUAL.buffers)
-            yield from _on_backend(checks, kv_backend, size=USUAL)
-        case SelfTest.FIRST_USE:
-            for name, check in checks_of(SelfTest.KERNELS, kv_backend, page_bytes):
-                yield name, check
-                if name.endswith(REPEATABLE):
-                    yield f"{name} again", check
+            yield from equal_bits_checks()
         case _:
             assert test is SelfTest.KERNELS
             for spec in kernel_specs(kv_backend.on_gpu):

@@ -1,7 +1,6 @@
 """The self-test that compares the results of kernels and of MLX's products with float64."""
 
 import time
-from collections.abc import Iterable
 from functools import partial
 
 import mlx.core as mx
@@ -39,8 +38,8 @@ DELTA_STEPS = (5, 1, 3)
 KV_HEADS = 2
 QUERY_HEADS = 8
 ROPE_BASE = 1e6
-# How often a timed step reads K and V, and how many steps are timed.
-READS, TIMED_STEPS = 8, 4
+# How often a timed step reads K and V, which hides what a step takes besides; and timed steps.
+READS, TIMED_STEPS = 32, 4
 EPS = 1e-6
 # The allowed error of results around 1. Some GPUs multiply even float32 with 11 bits.
 TOLERANCE = {mx.float32: 0.01, mx.float16: 0.02, mx.bfloat16: 0.06}
@@ -48,6 +47,9 @@ TOLERANCE = {mx.float32: 0.01, mx.float16: 0.02, mx.bfloat16: 0.06}
 PRODUCT_ROWS = (1, 8, 64)
 INPUTS, OUTPUTS = 1024, 512
 BITS, GROUP = 4, 64
+# The numbers of rows of one sequence in a step with 1 to 8 drafted tokens, and the outputs of a
+# large matrix. For those, MLX takes the kernel for many rows from 6 rows on (on M1 and M2).
+DRAFTED_ROWS, MANY_OUTPUTS = range(2, 10), 8192
 # The shape of a stack of experts' matrices, and the numbers of pairs of a row and its expert: few,
 # and enough for the kernel that reads an expert's weights once for all of its pairs.
 EXPERTS = (16, 256, 512)
@@ -90,12 +92,15 @@ class KernelChecks:
         self._values: list[Rows] = [empty] * len(LENGTHS)
 
     def checks(self) -> list[NamedCheck]:
+        """Return the checks. Only the first use of a kernel takes the time to compile it."""
         return [
             ("map", self._map),
             *([("states", self._states)] if self._keeps_states else []),
             ("chunk", self._chunk),
             ("decode", self._decode),
+            ("decode again", self._decode),
             ("project", self._project),
+            ("project again", self._project),
             *([("gate", self._gate)] if self._on_gpu else []),
             ("end", lambda: shut_down(self._backend)),
         ]
@@ -171,14 +176,8 @@ class KernelChecks:
         half = self._width // 2
         table = metal_ext.RopeTable([ROPE_BASE ** (-i / half) for i in range(half)])
         transform = metal_ext.QKTransform((query_weight, key_weight, EPS), table)
-        self._token, turned = rows.append(
-            self._token,
-            self._layer,
-            self._array(queries),
-            self._array(keys),
-            self._array(values),
-            transform,
-        )
+        arrays = map(self._array, (queries, keys, values))
+        self._token, turned = rows.append(self._token, self._layer, *arrays, transform)
         kept = [
             _copied(rows.region(self._token, self._layer, "keys", number)) for number, _ in plan
         ]
@@ -203,20 +202,12 @@ class KernelChecks:
         error."""
         queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
         rows = self._rows(plan)
-        token, turned = rows.append(
-            self._token,
-            self._layer,
-            self._array(queries),
-            self._array(keys),
-            self._array(values),
-            None,
-        )
-        chunk = plan[0][1] > 1
-        attended = (
-            rows.chunk_attention(token, self._layer, turned, 0, self._scale)
-            if chunk
-            else rows.decode_attention(token, self._layer, turned, self._scale)
-        )
+        arrays = map(self._array, (queries, keys, values))
+        token, turned = rows.append(self._token, self._layer, *arrays, None)
+        if plan[0][1] > 1:
+            attended = rows.chunk_attention(token, self._layer, turned, 0, self._scale)
+        else:
+            attended = rows.decode_attention(token, self._layer, turned, self._scale)
         regions = [
             _copied(rows.region(token, self._layer, kind, number))
             for number in range(len(plan))
@@ -272,24 +263,23 @@ class BandwidthChecks(KernelChecks):
         return [("map", self._map), *((f"{n} sequences", partial(self._read, n)) for n in counts)]
 
     def _read(self, sequences: int) -> Result:
-        seconds = min(self._time_attention(sequences) for _ in range(TIMED_STEPS))
-        tokens = READS * sequences * self._group.max_tokens
-        per_s = tokens * self._group.bytes_per_token / seconds
-        return Result(f"{per_s / 1e9:.1f} GB/s", {"bytes_per_s": per_s})
-
-    def _time_attention(self, sequences: int) -> float:
-        """Return the seconds in which the last rows of sequences attend READS times to all rows."""
+        """Time steps in which the last row of each sequence attends READS times to all rows."""
         plan = [(number, 1) for number in range(sequences)]
-        kv_heads, last = self._layer.kv_heads, self._group.max_tokens - 1
-        queries, keys = (self._array(self._draw(n, plan)) for n in (QUERY_HEADS, kv_heads))
-        rows = self._backend.rows([Segment(number, last, 1) for number, _ in plan])
-        self._token, queries = rows.append(self._token, self._layer, queries, keys, keys, None)
-        operands = self._token, self._layer, queries, self._scale
-        attended = [rows.decode_attention(*operands) for _ in range(READS)]
-        arrays = rows.end([*attended, self._token])
-        started = time.monotonic()
-        mx.eval(arrays)
-        return time.monotonic() - started
+        kv_heads, tokens = self._layer.kv_heads, self._group.max_tokens
+        query_heads = QUERY_HEADS // KV_HEADS * kv_heads
+        queries, keys = (self._array(self._draw(heads, plan)) for heads in (query_heads, kv_heads))
+        steps_s = []
+        for _ in range(TIMED_STEPS):
+            rows = self._backend.rows([Segment(number, tokens - 1, 1) for number, _ in plan])
+            self._token, turned = rows.append(self._token, self._layer, queries, keys, keys, None)
+            operands = self._token, self._layer, turned, self._scale
+            attended = [rows.decode_attention(*operands) for _ in range(READS)]
+            arrays = rows.end([*attended, self._token])
+            started = time.monotonic()
+            mx.eval(arrays)
+            steps_s.append(time.monotonic() - started)
+        per_s = READS * sequences * tokens * self._group.bytes_per_token / min(steps_s)
+        return Result(f"{per_s / 1e9:.1f} GB/s", {"bytes_per_s": per_s})
 
 
 def _copied(region: mx.array) -> mx.array:
@@ -308,49 +298,53 @@ def _difference(array: mx.array, want: Rows) -> float:
 # --- products with weights in four bits -----------------------------------------------------------
 
 
-def product_checks(
-    numbers: Iterable[int] = PRODUCT_ROWS, pairs: Iterable[int] = PAIRS
-) -> list[NamedCheck]:
+def product_checks() -> list[NamedCheck]:
     """Return a check for each number of rows, and two for each number of pairs of a row and its
     expert. MLX chooses a kernel by these numbers, and some systems compile one of the kernels
     wrongly."""
+    checks: list[NamedCheck] = [(f"multiply {n}", partial(_multiply, n)) for n in PRODUCT_ROWS]
+    for pairs in PAIRS:
+        checks.append((f"experts {pairs}", partial(_choose, pairs)))
+        checks.append((f"experts {pairs} in order", partial(_choose, pairs, in_order=True)))
+    return checks
+
+
+def equal_bits_checks() -> list[NamedCheck]:
     return [
-        *((f"multiply {rows}", partial(_multiply, rows)) for rows in numbers),
-        *(
-            (f"experts {count}{' in order' * ordered}", partial(_multiply_chosen, count, ordered))
-            for count in pairs
-            for ordered in (False, True)
-        ),
+        (f"multiply {rows} by {outputs}", partial(_multiply, rows, outputs))
+        for outputs in (OUTPUTS, MANY_OUTPUTS)
+        for rows in DRAFTED_ROWS
     ]
 
 
-def _multiply(rows: int) -> Result:
+def _multiply(rows: int, outputs: int = OUTPUTS) -> Result:
+    """Multiply rows together, and count those whose bits differ if they are multiplied alone."""
     random = np.random.default_rng(rows)
-    inputs, weights = _drawn(random, rows, INPUTS), _drawn(random, OUTPUTS, INPUTS)
+    inputs, weights = _drawn(random, rows, INPUTS), _drawn(random, outputs, INPUTS)
     packed = mx.quantize(weights, group_size=GROUP, bits=BITS)
     multiply = partial(mx.quantized_matmul, transpose=True, group_size=GROUP, bits=BITS)
     got = multiply(inputs, *packed)
     alone = mx.concatenate([multiply(row[None], *packed) for row in inputs])
-    others = int((_numbers(got) != _numbers(alone)).any(axis=1).sum())
+    others = int((got != alone).any(axis=1).sum())
     result = _judged(got, _numbers(inputs) @ _unpacked(*packed).T)
     text = f"{result.text}; {others} of {rows} rows have other bits than alone"
     return Result(text, {**result.figures, "rows_with_other_bits": others})
 
 
-def _multiply_chosen(pairs: int, ordered: bool) -> Result:
-    """Multiply rows by the matrices of random experts. With ``ordered``, the experts ascend."""
+def _choose(pairs: int, *, in_order: bool = False) -> Result:
+    """Multiply rows by the matrices of random experts, which ascend if ``in_order`` is True."""
     random = np.random.default_rng(pairs)
     inputs = _drawn(random, pairs, 1, EXPERTS[-1])
-    codes, scales, biases = mx.quantize(_drawn(random, *EXPERTS), group_size=GROUP, bits=BITS)
+    weights = mx.quantize(_drawn(random, *EXPERTS), group_size=GROUP, bits=BITS)
     experts = random.integers(0, EXPERTS[0], pairs)
-    if ordered:
+    if in_order:
         experts.sort()
     got = mx.gather_qmm(
-        inputs, codes, scales, biases, rhs_indices=mx.array(experts.astype(np.uint32)),
-        transpose=True, group_size=GROUP, bits=BITS, sorted_indices=ordered,
+        inputs, *weights, rhs_indices=mx.array(experts.astype(np.uint32)),
+        transpose=True, group_size=GROUP, bits=BITS, sorted_indices=in_order,
     )  # fmt: skip
-    weights, rows = _unpacked(codes, scales, biases), _numbers(inputs)
-    return _judged(got, np.stack([x @ weights[e].T for x, e in zip(rows, experts, strict=True)]))
+    plain, rows = _unpacked(*weights), _numbers(inputs)
+    return _judged(got, np.stack([x @ plain[e].T for x, e in zip(rows, experts, strict=True)]))
 
 
 def _drawn(random: np.random.Generator, *shape: int) -> mx.array:

@@ -43,14 +43,10 @@ class SelfTest(StrEnum):
     """Tests mappings that change while commands run."""
     PACE = "pace"
     """Measures the speed of the device, also after a pause."""
-    FIRST_USE = "first use"
-    """Tests kernels, each twice: the first use includes the kernel's compilation."""
     BANDWIDTH = "bandwidth"
     """Measures how fast decode attention reads K and V."""
     EQUAL_BITS = "equal bits"
     """Compares rows of products with the same rows multiplied alone."""
-    RANGES = "ranges"
-    """Makes twice as many address ranges of a real size as serving does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,19 +109,10 @@ class StressChecks:
         rows = self._backend.rows([Segment(GROWING, position, 1)])
         results: list[mx.array] = []
         for number, layer in enumerate(self._cache.layers):
-            keys, values = self._cache.rows_of(number, position, 1)
-            token, turned = rows.append(
-                self._cache.tokens[number],
-                layer,
-                mx.array(self._cache.queries(number, position, 1)).astype(layer.dtype),
-                mx.array(keys),
-                mx.array(values),
-                None,
-            )
+            token, turned = self._cache.append(rows, number, position, 1)
             results += [
                 rows.decode_attention(token, layer, turned, SCALE) for _ in range(self._repeats)
             ]
-            self._cache.tokens[number] = token
         mx.async_eval(*rows.end([*results, *self._cache.tokens]))  # type: ignore[no-untyped-call]
         return results
 

@@ -60,16 +60,15 @@ def bench_model(name: str, file: Path | None, *, as_json: bool) -> str:
         "kv_backend": model.plan.kv_backend.kv_backend.setting,
         "quire": version("quire"),
     }
-    if as_json:
-        return json.dumps(figures)
     rates = figures["decode_tokens_per_s"]
-    return LINE.format(
+    line = LINE.format(
         **figures,
         memory=gib(figures["memory_bytes"]),
         peak=gib(peak_bytes),
         rates=" / ".join(f"{rate:.1f}" for rate in rates.values()),
         streams=" / ".join(map(str, rates)),
     )
+    return json.dumps(figures | {"line": line}) if as_json else line
 
 
 async def _measure(client: EngineClient) -> dict[str, Any]:
@@ -97,9 +96,9 @@ async def _measure(client: EngineClient) -> dict[str, Any]:
         await _wait_for_first_tokens(streams)
         before = client.stats
         figures["decode_tokens_per_s"][count] = await _tokens_per_s(streams)
-        after, buffers = client.stats, "command_buffers_per_step"
-        steps = max(1, after.steps - before.steps)
-        figures[buffers][count] = (after.command_buffers - before.command_buffers) / steps
+        after = client.stats
+        buffers = after.command_buffers - before.command_buffers
+        figures["command_buffers_per_step"][count] = buffers / max(1, after.steps - before.steps)
     return figures | {"mlx_peak_bytes": client.stats.mlx.peak_bytes}
 
 

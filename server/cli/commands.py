@@ -360,7 +360,7 @@ def doctor(
     with one_sentence():
         if first_hour:
             say("this takes an hour at most; the last tests have crashed some Macs: save your work")
-            models = ["demo", *filter(None, [model])]
+            models = ["demo", model] if model else ["demo"]
             works = run_first_hour(config, tables, models, progress, typer.echo)
             raise typer.Exit(0 if works else 1)
         text, serves = run_doctor(

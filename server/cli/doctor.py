@@ -43,18 +43,19 @@ def run_first_hour(
     progress: Callable[[str], None],
     tell: Callable[[str], None],
 ) -> bool:
-    """Measure this machine and these models, and write a file into the working folder. Pass lines
-    of text to ``tell``. Return True if a backend works. Raises SettingError."""
+    """Measure this machine and these models, and write a file into the working folder. Call
+    ``progress`` with ids of questions, and ``tell`` with lines of text. Return True if a backend
+    works. Raises SettingError."""
     config = engine_config(read_settings(file, flags))
-    path = Path(f"quire-first-hour-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
+    path = Path(f"quire-first-hour-{datetime.now(UTC):%Y%m%d-%H%M%S}.log")
     bench = [*BENCH, "--json", *(() if file is None else ("--config", str(file)))]
     first_hour = FirstHour(config, path, bench, models)
     try:
-        for row in first_hour.answers(progress):
-            tell(f"{row['id']}: {row['question']}")
-            steps = row["steps"][-SHOWN_STEPS:]
-            lines = [f"{step['name']}: {step['said']} ({step['seconds']:.2f} s)" for step in steps]
-            tell("\n".join(f"    {line}" for line in [*lines, row["fault"]] if line))
+        for answer in first_hour.answers(progress):
+            tell(f"{answer['id']}: {answer['question']}")
+            for step in answer["steps"][-SHOWN_STEPS:]:
+                tell(f"    {step['name']}: {step['said']} ({step['seconds']:.2f} s)")
+            tell(f"    {answer['fault'] or 'done'}")
     except OSError as error:
         raise SettingError(f"{path}: {error.strerror}: run this in a folder of yours") from error
     tell(f"All answers are in {path}, without private data: please attach it to an issue")

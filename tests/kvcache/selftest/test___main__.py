@@ -10,7 +10,7 @@ import pytest
 
 from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVSpec
-from kvcache.selftest import __main__ as pace
+from kvcache.selftest import __main__ as program
 from kvcache.selftest import kv_backend as pages
 from kvcache.selftest import stress
 from kvcache.selftest.__main__ import checks_of, main
@@ -103,14 +103,48 @@ def test_commands_are_stressed_and_timed_where_that_is_the_task(
     results = run(SelfTest.STRESS, KVBackend.POSIX, None)
     assert all(result.passed for result in results), results[-1]
     assert results[-2].name == f"round {stress.ROUNDS}"
-    monkeypatch.setattr(pace, "SIZE", 64)
-    monkeypatch.setattr(pace, "PAUSE_S", 0.01)
+    monkeypatch.setattr(program, "SIZE", 64)
+    monkeypatch.setattr(program, "PAUSE_S", 0.01)
     pause, submit = run(SelfTest.PACE, KVBackend.POSIX, None)
     assert pause.passed
     assert submit.passed
     assert pause.figures["after_pause_s"] > 0
     assert pause.figures["pause_s"] == 0.01
     assert 0 < submit.figures["submit_s"] <= submit.figures["done_s"]
+
+
+@pytest.mark.parametrize("kv_backend", KVBackend)
+def test_attention_to_whole_sequences_is_timed(
+    monkeypatch: pytest.MonkeyPatch, kv_backend: KVBackend
+) -> None:
+    if kv_backend.on_gpu:
+        install(monkeypatch)
+    monkeypatch.setattr(program, "LONG_TOKENS", 512)
+    results = run(SelfTest.BANDWIDTH, kv_backend, None)
+    assert [result.name for result in results] == ["open", "map", "1 sequences", "3 sequences"]
+    for result in results[2:]:
+        assert result.text == f"{result.figures['bytes_per_s'] / 1e9:.1f} GB/s"
+
+
+@pytest.mark.parametrize("differs_from", [2, 6, 100])
+def test_rows_whose_bits_depend_on_their_number_are_counted(
+    monkeypatch: pytest.MonkeyPatch, differs_from: int
+) -> None:
+    """Another kernel multiplies more rows by a large matrix, and ends in another last bit."""
+    multiply: Any = mx.quantized_matmul
+
+    def rounded(rows: mx.array, *weights: mx.array, **form: Any) -> mx.array:
+        product = multiply(rows, *weights, **form)
+        other = len(rows) >= differs_from and product.shape[1] > 4096
+        return product.at[0].multiply(1 + 2**-20) if other else product
+
+    monkeypatch.setattr(mx, "quantized_matmul", rounded)
+    results = run(SelfTest.EQUAL_BITS, KVBackend.POSIX, None)
+    assert {result.name: result.figures["rows_with_other_bits"] for result in results} == {
+        f"multiply {rows} by {outputs}": int(outputs > 4096 and rows >= differs_from)
+        for outputs in (512, 8192)
+        for rows in range(2, 10)
+    }
 
 
 def test_all_kernels_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,4 @@
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,9 @@ from tests.engine.machine_reports import FAILED, MAC, PASSED, SAID, with_sparse
 from tests.metal_ext.programs import output_of
 
 
-@pytest.mark.parametrize("settings", [None, Path("quire.toml")])
-def test_the_first_hour_is_told_row_by_row(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: Path | None
+@pytest.mark.parametrize("file", [None, Path("quire.toml")])
+def test_the_first_hour_is_told_answer_by_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: Path | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("quire.toml").touch()
@@ -29,32 +28,26 @@ def test_the_first_hour_is_told_row_by_row(
 
     def answers(hour: FirstHour, _: object) -> Iterator[dict[str, Any]]:
         hours.append(hour)
+        hour.report = MAC
         steps = [{"name": name, "said": "well", "seconds": 2.0} for name in "abcd"]
         yield {"id": "a test", "question": "How?", "steps": steps, "fault": ""}
-        hour.report = MAC
         yield {"id": "a test", "question": "How?", "steps": [], "fault": "no GPU"}
 
     monkeypatch.setattr(FirstHour, "answers", answers)
     told: list[str] = []
-    assert doctor.run_first_hour(settings, {}, ["demo"], lambda _: None, told.append)
-    (hour,) = hours
-    lines = "    b: well (2.00 s)\n    c: well (2.00 s)\n    d: well (2.00 s)"
-    assert told[:4] == ["a test: How?", lines, "a test: How?", "    no GPU"]
-    assert str(hour.path) in told[4]
-    options = ["--config", "quire.toml"] if settings else []
-    assert [*hour.bench[:2], *hour.bench[4:]] == [
-        *(sys.executable, "-P", "bench", "--json", *options)
-    ]
+    assert doctor.run_first_hour(file, {}, ["demo"], lambda _: None, told.append)
+    steps = [f"    {name}: well (2.00 s)" for name in "bcd"]
+    assert told[:-1] == ["a test: How?", *steps, "    done", "a test: How?", "    no GPU"]
+    assert str(hours[0].path) in told[-1]
+    assert hours[0].bench == [*doctor.BENCH, "--json", *(["--config", str(file)] if file else [])]
 
 
-def test_a_folder_in_which_nothing_can_be_written_is_told_at_once(
+def test_a_folder_in_which_nothing_can_be_written_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Path, "open", mock.Mock(side_effect=PermissionError(13, "no")))
-    told: list[str] = []
-    with pytest.raises(SettingError, match=r"quire-first-hour-.*json: no: run this in a folder"):
-        doctor.run_first_hour(None, {}, ["demo"], lambda _: None, told.append)
-    assert told == []
+    monkeypatch.setattr(FirstHour, "answers", mock.Mock(side_effect=PermissionError(13, "no")))
+    with pytest.raises(SettingError, match=r"quire-first-hour-.*log: no: run this in a folder"):
+        doctor.run_first_hour(None, {}, ["demo"], pytest.fail, pytest.fail)
 
 
 @pytest.fixture
