@@ -176,8 +176,8 @@ class KernelChecks:
         half = self._width // 2
         table = metal_ext.RopeTable([ROPE_BASE ** (-i / half) for i in range(half)])
         transform = metal_ext.QKTransform((query_weight, key_weight, EPS), table)
-        arrays = map(self._array, (queries, keys, values))
-        self._token, turned = rows.append(self._token, self._layer, *arrays, transform)
+        q, k, v = map(self._array, (queries, keys, values))
+        self._token, turned = rows.append(self._token, self._layer, q, k, v, transform)
         kept = [
             _copied(rows.region(self._token, self._layer, "keys", number)) for number, _ in plan
         ]
@@ -202,8 +202,8 @@ class KernelChecks:
         error."""
         queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
         rows = self._rows(plan)
-        arrays = map(self._array, (queries, keys, values))
-        token, turned = rows.append(self._token, self._layer, *arrays, None)
+        q, k, v = map(self._array, (queries, keys, values))
+        token, turned = rows.append(self._token, self._layer, q, k, v, None)
         if plan[0][1] > 1:
             attended = rows.chunk_attention(token, self._layer, turned, 0, self._scale)
         else:

@@ -134,7 +134,7 @@ def test_rows_whose_bits_depend_on_their_number_are_counted(
     multiply: Any = mx.quantized_matmul
 
     def rounded(rows: mx.array, *weights: mx.array, **form: Any) -> mx.array:
-        product = multiply(rows, *weights, **form)
+        product: mx.array = multiply(rows, *weights, **form)
         other = len(rows) >= differs_from and product.shape[1] > 4096
         return product.at[0].multiply(1 + 2**-20) if other else product
 

@@ -205,7 +205,7 @@ def test_each_of_metals_errors_is_told_to_clients_and_heeded_by_the_next_start(
             assert heeded, server.text
             assert ("KV backend: paged" in server.text) == (code == 4)
             assert ask(server, max_tokens=3).status_code == 200, "nothing else is lost"
-    report.append(f"{failure.name}: exit code {code}, {len(WAYS)} times; then {heeded[0]}")
+            report.append(f"{failure.name}, {place}, {streams}: exit code {code}, then {heeded[0]}")
 
 
 @pytest.mark.parametrize("failure", [GPUFailure.INTERACTIVITY, GPUFailure.OUT_OF_MEMORY])
