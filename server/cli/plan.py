@@ -117,8 +117,13 @@ def plan_model(
     return "\n".join(lines)
 
 
-def estimate_on(machine: Machine, target: Target, checkpoint: Checkpoint) -> Estimate:
-    """Return a model's estimate. Raises SettingError, which names the size that does not fit."""
+def read_estimate(machine: Machine, target: Target, folder: Path) -> Estimate:
+    """Return the estimate of a model from its ``config.json`` alone. Raises SettingError, which
+    names the size that does not fit."""
+    return _estimate(machine, target, promised_checkpoint(folder))
+
+
+def _estimate(machine: Machine, target: Target, checkpoint: Checkpoint) -> Estimate:
     config = engine_config(machine.settings)
     if target.here:
         return estimate(machine.plan(checkpoint), target.device, config)
@@ -133,12 +138,12 @@ def _estimate_or_four_bits(
     """Return an estimate and an empty text. If the model does not fit as it is stored, the text is
     the reason, and the estimate is for MLX's 4 bits, or None if they do not help."""
     try:
-        return estimate_on(machine, target, checkpoint), ""
+        return _estimate(machine, target, checkpoint), ""
     except SettingError as error:
         if shape.quantization is None:
             packed = in_four_bits(shape, checkpoint, on_gpu=target.device.on_gpu)
             with suppress(SettingError):
-                return estimate_on(machine, target, packed), str(error)
+                return _estimate(machine, target, packed), str(error)
         return None, str(error)
 
 

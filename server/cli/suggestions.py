@@ -8,11 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from engine.models.checkpoint import promised_checkpoint
 from engine.planning.estimate import Estimate
 from kvcache.memory_budget import gib
 from server.cli.models import Machine
-from server.cli.plan import LONG_PROMPT, SHORT_CONTEXT, Target, estimate_on, rate
+from server.cli.plan import LONG_PROMPT, SHORT_CONTEXT, Target, rate, read_estimate
 from server.cli.sentences import table
 from server.cli.settings import read_settings
 from server.config import Config, SettingError
@@ -62,7 +61,7 @@ def estimates(settings: Config, target: Target) -> Iterator[tuple[str, Estimate]
         with TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
             try:
-                yield name, estimate_on(machine, target, promised_checkpoint(Path(folder)))
+                yield name, read_estimate(machine, target, Path(folder))
             except SettingError:
                 continue
 
