@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from kvcache.backend import BackendFailedError
-from kvcache.fault_memory import FaultMemory, read_record, write_record
+from kvcache.fault_memory import DEATHS, FaultMemory, read_record, write_record
 from kvcache.gpu_failures import GPUFailure
 from kvcache.kv_backends import KVBackend
 from kvcache.selftest.machine import this_machine
@@ -53,7 +53,7 @@ class Journal:
         self._deaths: list[Death] = []
         if kv_backend.on_gpu:
             about = json.dumps([this_machine().as_json(), model.hex()])
-            self._name = f"deaths-{sha256(about.encode()).hexdigest()[:16]}.json"
+            self._name = f"{DEATHS}{sha256(about.encode()).hexdigest()[:16]}.json"
             self._deaths = _read_deaths(self._name)
 
     def session(self) -> AbstractContextManager[None]:
@@ -125,9 +125,3 @@ def _read_deaths(name: str) -> list[Death]:
         return [(str(failure), list(prompts)) for failure, prompts in record["deaths"]]
     except (KeyError, TypeError, ValueError):
         return []
-
-
-def forget_deaths() -> None:
-    """Delete the journals of all models. Raises OSError."""
-    for path in cache_folder().glob("deaths-*.json"):
-        path.unlink(missing_ok=True)

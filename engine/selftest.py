@@ -15,7 +15,6 @@ from importlib.metadata import version
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.journal import forget_deaths
 from engine.machine import (
     MachineMemory,
     PressureLevel,
@@ -24,7 +23,7 @@ from engine.machine import (
     pressure_source,
     raise_descriptor_limit,
 )
-from kvcache.fault_memory import Act, FaultMemory
+from kvcache.fault_memory import Act, FaultMemory, forget_deaths
 from kvcache.kv_backends import (
     NO_DEVICE,
     NO_METAL,

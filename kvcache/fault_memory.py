@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 # The most characters quoted from a fault or intent file.
 MAX_QUOTE = 300
+# The first part of the names of journals of engines that died (engine/journal.py).
+DEATHS = "deaths-"
 # A backend is avoided after so many crashes of the machine while it served.
 MAX_CRASHES = 2
 # On a Mac, only F_FULLFSYNC makes a file survive a crash; fsync leaves it in the drive's cache.
@@ -149,6 +151,12 @@ class FaultMemory:
         except OSError as error:
             log.warning("%s: %s is not written down: %s", self._kv_backend, what, error)
             return None
+
+
+def forget_deaths() -> None:
+    """Delete the journals of all models. Raises OSError."""
+    for path in cache_folder().glob(f"{DEATHS}*.json"):
+        path.unlink(missing_ok=True)
 
 
 def write_record(name: str, record: dict[str, Any]) -> tuple[Path, int]:
