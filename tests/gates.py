@@ -55,7 +55,7 @@ LANDING = (
     Gate("metal-core", "make -C tests/metal/core run-asan", after=("metal-lint", "mac-wheels")),
     Gate(
         "metal-graph",
-        "make -C tests/metal graph ARGUMENTS='-k \"not doctor\"'",
+        "make -C tests/metal graph ARGUMENTS='-k \"not doctor and not nightly\"'",
         after=("metal-kernels", "mac-wheels"),
     ),
     Gate("metal-darwin", "make -C tests/metal darwin", after=("metal-graph",)),
