@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from engine.models.safetensors_headers import CheckpointError
+from kvcache.child import Child, LimitError, Limits
 from server.catalogue.hub_cache import BLOBS, cache_folder
-from server.text.limited_process import LimitedProcess, LimitError, Limits
 
-# Limits (seconds, bytes) for reading a folder, which takes a second, or ten on a busy machine.
-LIMITS = Limits(20.0, 2 << 30)
+# Reading a folder takes a second, or ten on a busy machine.
+LIMITS = Limits(20.0, 20.0, 2 << 30)
 MAX_FILES = 10_000
 # In the hub's cache the subfolders of commits lie three levels below the repository's folder.
 MAX_DEPTH = 3
@@ -24,7 +24,7 @@ State = frozenset[tuple[str, int, int, int]]
 class FolderReader:
     """Calls functions that read a model's folder. Only one thread may use a reader at a time."""
 
-    def __init__(self, embeds: bool | None = None, process: LimitedProcess | None = None) -> None:
+    def __init__(self, embeds: bool | None = None, process: Child | None = None) -> None:
         """embeds: as for ``read_checkpoint``. process: the ``reading_process()`` that reads."""
         self.embeds = embeds
         self.process = process or reading_process()
@@ -35,7 +35,7 @@ class FolderReader:
 
     def __exit__(self, *_: object) -> None:
         """End the reading process, but keep the stored results."""
-        self.process.__exit__()
+        self.process.close()
 
     def read(self, work: Callable[..., Any], folder: Path, *arguments: Any) -> Any:
         """Return ``work(folder, *arguments)``, either stored or computed by the reading process.
@@ -58,14 +58,14 @@ class FolderReader:
             return CheckpointError(f"{folder}: its files cannot be read: {error}")
 
 
-def reading_process() -> LimitedProcess:
+def reading_process() -> Child:
     # The process must not contact the hub, nor start threads, which would escape the limits.
     variables = {
         "HF_HUB_CACHE": str(cache_folder()),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    return LimitedProcess(variables, ("server.catalogue.local_models",))
+    return Child(variables, ("server.catalogue.local_models",))
 
 
 def folder_state(folder: Path) -> State:

@@ -5,7 +5,7 @@ failed, and a restarted quire chooses another backend."""
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib import import_module
 from importlib.metadata import version
 from inspect import Parameter, Signature, signature
@@ -199,7 +199,7 @@ def serve(
         # and other commands must start fast.
         from server.catalogue.folder_reader import reading_process
 
-        with reading_process() as reading:
+        with closing(reading_process()) as reading:
             reading.start()  # early: the process imports its modules while this one imports its own
             with without_collection():
                 from server.cli.serve import serve_model

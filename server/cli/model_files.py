@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from engine.build import EnginePlan
 from engine.kv_backend import plan_for_this_machine, plan_on
 from engine.models.checkpoint import Checkpoint, CheckpointError
 from engine.models.config import ModelConfig
+from kvcache.child import Child
 from kvcache.kv_backends import KVBackendChoice, KVBackendError
 from kvcache.layout import LayoutError
 from kvcache.memory_budget import BudgetError, gib
@@ -37,7 +38,6 @@ from server.chat.served_model import ServedModel
 from server.config import Config, SettingError, StartError, engine_config
 from server.protocol.common import OpenAISamplingFields
 from server.protocol.ollama.answer import UNKNOWN, ModelFacts
-from server.text.limited_process import LimitedProcess
 from server.text.tokenizer import Tokenizer, TokenizerError
 
 
@@ -122,14 +122,14 @@ class ModelFiles:
 
 
 def read_model(
-    name: str, settings: Config, reading: LimitedProcess | None = None, *, any_name: bool = False
+    name: str, settings: Config, reading: Child | None = None, *, any_name: bool = False
 ) -> ModelFiles:
     """Read and check a model's files; then fetch missing weights from the hub. reading: a started
     process that reads the files first, because malformed files may crash a process. any_name:
     whether the server accepts any model name in requests. Raises StartError."""
     reading = reading or reading_process()
     with model_errors():
-        with reading:
+        with closing(reading):
             reader = FolderReader(EMBEDS[settings.engine.task], reading)
             model = find_model(name, settings.models.folders, reader=reader)
             if model.notice:

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.client import EngineClient
 from engine.machine import raise_descriptor_limit, use_one_arena
+from kvcache.child import Child
 from server.catalogue.names import printable
 from server.chat.drain import Drain
 from server.chat.salts import Salts
@@ -21,7 +22,6 @@ from server.cli.salt_secret import salt_secret
 from server.cli.serve import serve_on
 from server.config import Config, StartError
 from server.supervisor.process import MAX_REASON_CHARS
-from server.text.limited_process import LimitedProcess
 
 AT_THE_START = -1
 """The number in a report for which the supervisor has not asked."""
@@ -105,7 +105,7 @@ def _serve(listener: socket.socket, control: Control) -> None:
     if start is None:
         return
     control.tell(started=True)
-    trial = LimitedProcess(modules=("server.text.template_trial",))
+    trial = Child(modules=("server.text.template_trial",))
     trial.start()
     use_one_arena()
     raise_descriptor_limit()

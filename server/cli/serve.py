@@ -15,6 +15,7 @@ from engine.client import EngineClient
 from engine.machine import pressure_source, raise_descriptor_limit, use_one_arena
 from engine.monitor import EngineMonitor
 from engine.power import KeepAwake, power_of
+from kvcache.child import Child
 from kvcache.selftest.machine import footprint_with
 from server.catalogue.download import bytes_bar
 from server.chat.drain import Drain
@@ -36,7 +37,6 @@ from server.routes.service import Service
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.vocabulary import Vocabulary
 from server.text.grammar.worker import GrammarLimits, GrammarWorker
-from server.text.limited_process import LimitedProcess
 from server.text.tokenizer import Tokenizer
 
 PACKAGES = ("server", "engine", "kvcache", "metal_ext")
@@ -60,9 +60,7 @@ class KVBackendFailedError(EngineError):
     exit_code = 4
 
 
-def serve_model(
-    name: str, file: Path | None, flags: Tables, reading: LimitedProcess | None = None
-) -> None:
+def serve_model(name: str, file: Path | None, flags: Tables, reading: Child | None = None) -> None:
     """Serve one model until a signal arrives. reading: as for ``read_model``. Raises StartError."""
     use_one_arena()
     raise_descriptor_limit()  # before the engine opens file descriptors for its memory

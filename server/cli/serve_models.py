@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from engine.kv_backend import memory_of_all_models
 from engine.models.checkpoint import CheckpointError
+from kvcache.child import Child
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.lm_studio import is_below, lm_studio_folders
 from server.catalogue.local_models import LocalModel, local_models, template_facts
@@ -34,7 +35,6 @@ from server.supervisor.app import create_front
 from server.supervisor.front import Front
 from server.supervisor.models import Abilities, MemoryNeeds, ModelSupervisor
 from server.supervisor.process import IDLE_CONNECTION_S, LoadError, ModelProcess, Start
-from server.text.limited_process import LimitedProcess
 
 # Memory that Python and libraries take in a model's process, which no plan includes.
 PROCESS_BYTES = 160 * 1024**2
@@ -51,7 +51,7 @@ log = structlog.get_logger("quire")
 
 
 def serve_models(
-    names: Sequence[str], file: Path | None, flags: Tables, reading: LimitedProcess | None = None
+    names: Sequence[str], file: Path | None, flags: Tables, reading: Child | None = None
 ) -> None:
     """Serve models until a signal arrives. names: the models' names; if empty, all models on this
     disk are served. reading: the process in which a FolderReader reads. Raises StartError."""
@@ -97,7 +97,7 @@ def socket_folder() -> Iterator[Path]:
 
 
 def make_front(
-    settings: Config, names: Sequence[str], start: Start, reading: LimitedProcess | None = None
+    settings: Config, names: Sequence[str], start: Start, reading: Child | None = None
 ) -> Front:
     """Find the models, and make the server's Front. Raises ModelError if no model can be served."""
     budget_bytes = settings.models.memory_budget or memory_of_all_models(engine_config(settings))
@@ -126,7 +126,7 @@ class Disk:
         folders: Sequence[Path],
         names: Sequence[str],
         embeds: bool | None = None,
-        reading: LimitedProcess | None = None,
+        reading: Child | None = None,
     ) -> None:
         """folders: searched beside the hub's cache. names: the names or folders of the models to
         serve; none means all models. embeds, reading: as for ``FolderReader``."""

@@ -14,22 +14,23 @@ import jinja2
 from jinja2 import Environment, TemplateSyntaxError, nodes
 from jinja2.meta import find_undeclared_variables
 
+from kvcache.child import Cause, Child, LimitError
 from server.text.calls.tool_format import tool_format
 from server.text.calls.written import CallMarks, MarkError
 from server.text.conversation import Channel, Conversation, Thinking, ToolCall, Turn
 from server.text.encoder import SpecialTokens
 from server.text.json_object import json_object
-from server.text.limited_process import LimitedProcess
 from server.text.parser import CLOSE, OPEN, first_channel_of
 from server.text.template_sandbox import Generation, Message, render_template
 from server.text.template_trial import (
     ANSWER,
+    LIMITS,
     SYSTEM,
     USER,
     TimeLimit,
     TimeUp,
     fault_of,
-    try_template,
+    render_all,
 )
 from server.text.tokenizer_files import TokenizerFiles
 
@@ -175,17 +176,20 @@ class ChatTemplate:
         self.unusable = ""
         """The reason why this process must not run the template, or "" if it may run."""
 
-    def try_out(self, process: LimitedProcess) -> str:
+    def try_out(self, process: Child) -> str:
         """Render test conversations in another process. Return a warning for the operator or ""."""
         if not self.exists:
             return f"the model has no chat template: {REFUSED}"
-        trial = try_template(process, self._texts, self._files.special_tokens)
-        if not trial.ends:
-            self.unusable = trial.fault
-            return f"the model's chat template is not used, because {trial.fault}: {REFUSED}"
-        if trial.fault:
+        try:
+            fault = process.call(LIMITS, render_all, self._texts, dict(self._files.special_tokens))
+        except LimitError as error:
+            fault = str(error)
+            if error.cause is not Cause.NOT_RUN:
+                self.unusable = fault
+                return f"the model's chat template is not used, because {fault}: {REFUSED}"
+        if fault:
             return (
-                f"the model's chat template has failed with a plain conversation ({trial.fault}): "
+                f"the model's chat template has failed with a plain conversation ({fault}): "
                 "chats that it cannot render are refused; /v1/completions works"
             )
         if not self.keeps_marks:

@@ -6,10 +6,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from server.text.limited_process import LimitedProcess, LimitError, Limits
+from kvcache.child import Limits
 from server.text.template_sandbox import render_template
 
 T = TypeVar("T")
@@ -83,7 +82,7 @@ class TimeLimit:
             raise TimeUp
 
 
-LIMITS = Limits(5.0, 1 << 30)
+LIMITS = Limits(5.0, 5.0, 1 << 30)
 MAX_FAULT_CHARS = 300
 TEMPLATE_FILE = "<template>"
 
@@ -102,26 +101,6 @@ OTHERS: tuple[dict[str, Any], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateTrial:
-    """The result of rendering test conversations with a chat template."""
-
-    fault: str
-    """The reason why a plain conversation was not rendered, or "" if it was rendered."""
-    ends: bool = True
-    """True if the template kept to the limits of time and memory."""
-
-
-def try_template(
-    process: LimitedProcess, texts: Sequence[str], special_tokens: Mapping[str, Any]
-) -> TemplateTrial:
-    """Render test conversations in another process. ``special_tokens`` are template variables."""
-    try:
-        return TemplateTrial(process.call(LIMITS, render_all, list(texts), dict(special_tokens)))
-    except LimitError as error:
-        return TemplateTrial(str(error), ends=not error.begun)
-
-
 def fault_of(error: Exception, *, with_message: bool) -> str:
     """Return a description of a template's error, with its line. ``with_message`` adds the error's
     message, which may quote chats."""
@@ -135,7 +114,8 @@ def fault_of(error: Exception, *, with_message: bool) -> str:
 
 
 def render_all(texts: Sequence[str], special_tokens: Mapping[str, Any]) -> str:
-    """Render test conversations. Return the error of the plain conversation, or ""."""
+    """Render test conversations with a model's templates, whose variables ``special_tokens`` are.
+    Return the error of the plain conversation, or ""."""
     fault = ""
     for text in texts:
         for request in (PLAIN, *OTHERS):

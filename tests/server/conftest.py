@@ -3,8 +3,8 @@
 import json
 import logging
 import shutil
-import subprocess
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from engine import kv_backend
 from engine.machine import MachineMemory
+from kvcache.child import Child, Limits
 from kvcache.selftest.run import SelfTestReport
 from server.catalogue import folder_reader
 from server.cli import serve
@@ -24,8 +25,6 @@ from server.cli.commands import app as command
 from server.http import server
 from server.http.listener import reserve
 from server.routes.service import Service
-from server.text import limited_process
-from server.text.limited_process import LimitedProcess, Limits
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.hostile_models import READ_ELSEWHERE
@@ -45,10 +44,10 @@ from tests.server.hub_server import Files, Hub, files_of, serving_hub
 GIB = 1024**3
 
 
-class ThisProcess(LimitedProcess):
+class ThisProcess(Child):
     """Calls functions here, where coverage is counted, and no process has to start."""
 
-    def start(self) -> None: ...
+    def start(self) -> Any: ...
 
     def call(self, limits: Limits, work: Any, *arguments: Any) -> Any:
         return json.loads(json.dumps(work(*json.loads(json.dumps(arguments)))))
@@ -56,7 +55,7 @@ class ThisProcess(LimitedProcess):
 
 @pytest.fixture(autouse=True)
 def folders_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_reader, "LimitedProcess", ThisProcess)
+    monkeypatch.setattr(folder_reader, "Child", ThisProcess)
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def folders_are_read_elsewhere(
     folders_are_read_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a process of their own, as they are for users."""
-    monkeypatch.setattr(folder_reader, "LimitedProcess", LimitedProcess)
+    monkeypatch.setattr(folder_reader, "Child", Child)
 
 
 @pytest.fixture
@@ -74,19 +73,9 @@ def impatient_reader(
     """Hostile folders of this kind are read as they are for users, and in less time."""
     if kind in READ_ELSEWHERE:
         request.getfixturevalue("folders_are_read_elsewhere")
-    monkeypatch.setattr(folder_reader, "LIMITS", Limits(2.0, folder_reader.LIMITS.memory_bytes))
-
-
-@pytest.fixture
-def limited_program(program: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limited process runs this program instead of its own. fault: what is to be said of it."""
-    popen = subprocess.Popen
-
-    def other(command: list[str], **how: Any) -> Any:
-        return popen([command[0], "-c", program], **how)
-
-    monkeypatch.setattr(subprocess, "Popen", other)
-    monkeypatch.setattr(limited_process, "START_LIMIT_S", 1.0 if "1 s" in fault else 20.0)
+    monkeypatch.setattr(
+        folder_reader, "LIMITS", replace(folder_reader.LIMITS, cpu_s=2.0, wall_s=2.0)
+    )
 
 
 @pytest.fixture(scope="session")

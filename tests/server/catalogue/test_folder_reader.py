@@ -12,14 +12,14 @@ import pytest
 from huggingface_hub import constants
 
 from engine.models.safetensors_headers import CheckpointError
+from kvcache.child import Limits
 from server.catalogue import folder_reader
 from server.catalogue.folder_reader import FolderReader, folder_state
 from server.catalogue.local_models import folder_problem, local_models, template_facts
-from server.text.limited_process import Limits
 from tests.hostile_models import HOSTILE, spoil
 from tests.server.conftest import ThisProcess
 
-SHORT = Limits(2.0, 2 << 30)
+SHORT = Limits(2.0, 2.0, 2 << 30)
 # What can be served, if by nobody who is in a hurry.
 MERELY_SLOW = {"10**6 tokens that end", "300,000 packed layers"}
 # Only a reader of the tokenizer sees them.

@@ -1,17 +1,18 @@
 """Special tokens that clients' texts spell mean nothing, unless a setting says so."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from kvcache.child import Child
 from server.config import PromptsSection
 from server.routes.service import Service
 from server.text.calls.written import WrittenCall
 from server.text.encoder import MARK
-from server.text.limited_process import LimitedProcess
 from server.text.tokenizer import Tokenizer
 from tests.models import write_tokenizer
 from tests.server.harness import CHAT, Engine, posted, serving, token_id
@@ -118,5 +119,5 @@ async def test_what_the_model_wrote_in_a_call_speaks_in_none_when_it_is_sent_bac
 def test_a_template_that_writes_other_texts_is_told_of(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, 1000, template="{{ messages[0].content | upper }}")
     template = Tokenizer(tmp_path).template
-    with LimitedProcess() as process:
+    with closing(Child()) as process:
         assert "special tokens that they spell are interpreted" in template.try_out(process)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from server.text import chat_template
+from kvcache.child import Cause, Child, LimitError
 from server.text.calls.tool_format import ToolFormat
 from server.text.chat_template import (
     ChatTemplate,
@@ -16,8 +16,7 @@ from server.text.chat_template import (
 )
 from server.text.conversation import Conversation, Thinking, Tool, ToolCall, ToolChoice, Turn
 from server.text.encoder import pieces_of
-from server.text.limited_process import LimitedProcess
-from server.text.template_trial import TemplateTrial, TimeLimit
+from server.text.template_trial import TimeLimit
 from server.text.tokenizer import Tokenizer
 from tests.models import TEMPLATE, XML_TEMPLATE, write_tokenizer
 from tests.server.harness import DEADLINE_S, talk
@@ -150,23 +149,29 @@ def test_a_template_that_refuses_messages_says_why(made: Any, template: str, wor
 @pytest.mark.parametrize(
     ("template", "trial", "said", "unusable"),
     [
-        (None, TemplateTrial("never"), "the model has no chat template: chats, messages and", ""),
-        (TEMPLATE, TemplateTrial(""), "", ""),
-        (TEMPLATE, TemplateTrial("E: no"), "has failed with a plain conversation (E: no): ", ""),
-        (TEMPLATE, TemplateTrial("too long", ends=False), "is not used, because too long", "too l"),
+        (None, None, "the model has no chat template: chats, messages and", ""),
+        (TEMPLATE, "", "", ""),
+        (TEMPLATE, "E: no", "has failed with a plain conversation (E: no): ", ""),
+        (TEMPLATE, LimitError("x", Cause.NOT_RUN), "failed with a plain conversation (x): ", ""),
+        (TEMPLATE, LimitError("too long", Cause.WALL), "is not used, because too long", "too l"),
     ],
 )
 def test_what_came_of_a_trial_is_said(
     made: Any,
     template: str | None,
-    trial: TemplateTrial,
+    trial: Any,
     said: str,
     unusable: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chat_template, "try_template", lambda *_: trial)
+    def call(*_: object) -> Any:
+        if isinstance(trial, LimitError):
+            raise trial
+        return trial
+
+    monkeypatch.setattr(Child, "call", call)
     found = made(template)
-    assert said in (told := found.try_out(LimitedProcess()))
+    assert said in (told := found.try_out(Child()))
     assert bool(told) == bool(said)
     assert found.unusable.startswith(unusable)
     assert bool(found.unusable) == bool(unusable)
@@ -177,16 +182,12 @@ def test_all_of_a_models_templates_are_tried_with_its_own_tokens(
 ) -> None:
     asked: list[Any] = []
 
-    def tried(*arguments: Any) -> TemplateTrial:
-        asked.append(arguments)
-        return TemplateTrial("")
-
-    monkeypatch.setattr(chat_template, "try_template", tried)
+    monkeypatch.setattr(Child, "call", lambda *arguments: asked.append(arguments[3:]))
     several = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
-    made(several).try_out(LimitedProcess())
-    made("c").try_out(LimitedProcess())
-    assert [texts for _, texts, _ in asked] == [["a", "b"], ["c"]]
-    assert asked[0][2]["eos_token"] == "<|im_end|>"
+    made(several).try_out(Child())
+    made("c").try_out(Child())
+    assert [texts for texts, _ in asked] == [["a", "b"], ["c"]]
+    assert asked[0][1]["eos_token"] == "<|im_end|>"
 
 
 @pytest.mark.parametrize(

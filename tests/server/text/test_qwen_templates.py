@@ -1,13 +1,14 @@
 """Templates that are made like those of Qwen's hybrids and coders are read as their makers mean."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvcache.child import Child
 from server.text.calls.tool_format import ToolFormat
 from server.text.conversation import Channel, Conversation, Thinking, Tool, ToolCall, Turn
-from server.text.limited_process import LimitedProcess
 from server.text.parser import AnswerParser, ParseOptions, first_channel_of
 from server.text.pieces import TextPiece, ToolCallArguments, ToolCallStart
 from server.text.tokenizer import Tokenizer
@@ -43,7 +44,7 @@ def made(tmp_path: Path) -> Any:
 @BOTH
 def test_they_are_usable_and_call_tools_in_tags(made: Any, template: str) -> None:
     its = made(template).template
-    with LimitedProcess() as process:
+    with closing(Child()) as process:
         assert its.try_out(process) == ""
     assert its.tool_format is ToolFormat.XML
     assert its.knows_thoughts == (template == HYBRID_TEMPLATE)

@@ -1,19 +1,17 @@
 """A model's template cannot hang the start, take its memory, or reach anything."""
 
 import asyncio
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from contextlib import closing
 
 import pytest
 
+from kvcache.child import Child, LimitError, Limits
 from server.text import template_trial
-from server.text.limited_process import KEPT_VARIABLES, LimitedProcess, Limits
-from server.text.template_trial import TemplateTrial, TimeLimit, TimeUp, fault_of, render_all
+from server.text.template_trial import TimeLimit, TimeUp, fault_of, render_all
 from tests.clients.servers import run_to_end
 from tests.models import TEMPLATE, XML_TEMPLATE
 from tests.server.harness import DEADLINE_S, eventually
@@ -24,38 +22,27 @@ DOUBLED = (
     "{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}{{ ns.s }}"
 )
 POWER = "{% if tools %}{{ 9 ** (9 ** 9) }}{% endif %}{{ messages[0].content }}"
-SHORT = Limits(2.0, 1 << 30)
+SHORT = Limits(2.0, 2.0, 1 << 30)
 
 
-def try_template(template: str, special_tokens: dict[str, str]) -> TemplateTrial:
-    with LimitedProcess() as process:
-        return template_trial.try_template(process, [template], special_tokens)
+def fault_of_trial(template: str, limits: Limits = template_trial.LIMITS) -> str:
+    with closing(Child()) as process:
+        return str(process.call(limits, render_all, [template], {"eos_token": "</s>"}))
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, XML_TEMPLATE, "{{ eos_token }}"])
 def test_a_template_that_renders_is_found_to(template: str) -> None:
-    assert try_template(template, {"eos_token": "</s>"}) == TemplateTrial("")
+    assert fault_of_trial(template) == ""
 
 
 @pytest.mark.parametrize(
     "template", [NESTED, DOUBLED, "{{ 'x' * 10**10 }}", "{{ '%09999999999d' % 1 }}", POWER]
 )
-def test_threat_19_a_template_that_takes_too_much_is_ended(
-    template: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(template_trial, "LIMITS", SHORT)
+def test_threat_19_a_template_that_takes_too_much_is_ended(template: str) -> None:
     began = time.monotonic()
-    found = try_template(template, {})
-    assert not found.ends
-    assert found.fault in ("it takes more than 2 s", "it takes more than 1024 MiB of memory")
+    with pytest.raises(LimitError, match=r"^it takes more than (2 s|1024 MiB of memory)$"):
+        fault_of_trial(template, SHORT)
     assert time.monotonic() - began < 60
-
-
-def test_threat_19_memory_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much a template takes within its time depends on the machine."""
-    monkeypatch.setattr(template_trial, "LIMITS", Limits(5.0, 1 << 20))
-    found = try_template(TEMPLATE, {"eos_token": "</s>"})
-    assert found.fault == "it takes more than 1 MiB of memory"
 
 
 @pytest.mark.parametrize(
@@ -99,60 +86,6 @@ def test_the_message_of_an_error_is_left_out_where_it_may_repeat_a_prompt() -> N
     assert fault_of(error, with_message=False) == "ValueError"
     assert fault_of(error, with_message=True) == "ValueError: a prompt"
     assert len(fault_of(ValueError("x" * 9999), with_message=True)) == 300
-
-
-def test_threat_19_the_process_is_given_no_keys_and_no_files_of_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A module of the working directory is not imported in place of the real one."""
-    monkeypatch.setenv("QUIRE_ACCESS__API_KEYS", "sk-zebra-canary-0123456789")
-    (tmp_path / "transformers.py").write_text("raise SystemExit('zebra')")
-    (tmp_path / "server").mkdir()
-    (tmp_path / "server" / "__init__.py").write_text("raise SystemExit('zebra')")
-    monkeypatch.chdir(tmp_path)
-    given: list[dict[str, Any]] = []
-    popen = subprocess.Popen
-
-    def noted(*arguments: Any, **how: Any) -> Any:
-        given.append(how)
-        return popen(*arguments, **how)
-
-    monkeypatch.setattr(subprocess, "Popen", noted)
-    assert try_template("x", {}) == TemplateTrial("")
-    (how,) = given
-    assert set(how["env"]) <= set(KEPT_VARIABLES)
-    assert "zebra" not in str(how["env"])
-
-
-@pytest.mark.parametrize(
-    ("program", "fault", "ends"),
-    [
-        ("import sys; sys.exit(3)", "its process ended with 3", True),
-        (
-            "print('ready'); import sys; sys.exit(3)",
-            "its process ended with 3",
-            False,
-        ),
-        (
-            "import os; os.write(1, b'ready\\n'); os.kill(os.getpid(), 9)",
-            "its process ended with -9",
-            False,
-        ),
-        ("import time; time.sleep(60)", "it takes more than 1 s", True),
-        (
-            "import time; print('ready', flush=True); time.sleep(60)",
-            "it takes more than 2 s",
-            False,
-        ),
-    ],
-)
-@pytest.mark.usefixtures("limited_program")
-def test_a_process_that_cannot_try_it_is_no_reason_not_to_use_it(
-    program: str, fault: str, ends: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But one that ends in the middle is."""
-    monkeypatch.setattr(template_trial, "LIMITS", SHORT)
-    assert try_template("x" * 10**6, {}) == TemplateTrial(fault, ends)
 
 
 SHORT_S = 0.1
