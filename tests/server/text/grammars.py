@@ -14,7 +14,7 @@ from server.text.conversation import OutputFormat
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.constraints import CompiledGrammar, GrammarConstraint
-from server.text.grammar.fork_server import CostEstimate, Tokens, estimate_cost
+from server.text.grammar.estimate import CostEstimate, Tokens, estimate_cost
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import new_matcher
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
@@ -54,7 +54,7 @@ class WorkerHere(GrammarWorker):
 
     async def estimate(self, form: str) -> CostEstimate:
         self.estimated.append(form)
-        return estimate_cost(form, self._tokens, LIMITS.max_mask_s)
+        return estimate_cost(self._tokens, form, LIMITS.max_mask_s)
 
 
 def compiler(tokenizer: Tokenizer, limits: GrammarLimits = LIMITS) -> GrammarCompiler:

@@ -7,7 +7,7 @@ from llguidance import LLMatcher
 
 from server.text.conversation import Channel, OutputFormat, Tool
 from server.text.grammar import compiler as module
-from server.text.grammar import fork_server
+from server.text.grammar import estimate
 from server.text.grammar import matcher as grammar_matcher
 from server.text.grammar.compiler import (
     GrammarCache,
@@ -199,7 +199,7 @@ async def test_memory_of_a_form_that_cannot_be_compiled_after_all_is_free_again(
 async def test_a_form_that_came_to_its_limits_in_one_answer_is_fresh_for_the_next(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fork_server, "warm_up", lambda _: None)  # which needs more than that
+    monkeypatch.setattr(estimate, "warm_up", lambda _: None)  # which needs more than that
     monkeypatch.setattr(grammar_matcher, "MAX_LEXER_STATES", 30)
     for name in ("SHORT_TOKENS", "LONG_TOKENS"):
         monkeypatch.setattr(grammar_matcher, name, 1)
