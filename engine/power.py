@@ -7,13 +7,14 @@ macOS puts an idle machine to sleep even while clients wait. Power assertions pr
 import ctypes
 import logging
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import psutil
+
+from kvcache.child import run
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ LEVEL_ON = 255
 UTF8 = 0x08000100  # kCFStringEncodingUTF8
 PMSET = "/usr/bin/pmset"
 # A line of `pmset -g` in low power mode. Macs that have a high power mode print "powermode".
-LOW_POWER = re.compile(r"^\s*(?:lowpowermode|powermode)\s+1\s*$", re.MULTILINE)
+LOW_POWER = re.compile(r"(?:lowpowermode|powermode)\s+1")
 PMSET_TIMEOUT_S = 5.0
 # A jump of the time of day by less than this is an adjustment of the clock, not sleep.
 SHORTEST_SLEEP_S = 10.0
@@ -79,12 +80,10 @@ class MacPower:
     def saves(self) -> bool:
         """Return True if the machine is in its low power mode."""
         try:
-            output = subprocess.run(
-                [PMSET, "-g"], capture_output=True, text=True, timeout=PMSET_TIMEOUT_S, check=False
-            ).stdout
-        except (OSError, subprocess.TimeoutExpired):
+            _, lines, _ = run([PMSET, "-g"], PMSET_TIMEOUT_S)
+        except OSError:
             return False
-        return LOW_POWER.search(output) is not None
+        return any(map(LOW_POWER.fullmatch, lines))
 
 
 def power_of(platform: str = sys.platform) -> MacPower | None:

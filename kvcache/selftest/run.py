@@ -2,20 +2,17 @@
 the native extension nor MLX, which may fail to load."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
+from kvcache.child import run
 from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVFormat, KVShape, KVSpec
 from kvcache.selftest.machine import this_machine
@@ -24,8 +21,6 @@ from kvcache.user_folders import cache_folder
 # The time limit of a whole self-test, including the first compilation of kernels.
 LIMIT_S = 120.0
 STRESS_LIMIT_S = 600.0
-# The time to wait for a killed process. A process that hangs in the driver may never end.
-LAST_WORDS_S = 5.0
 # The child process writes this and a check's name to standard error before each check. After a
 # crash, the last such line names the check that crashed.
 BEGINS = "self-test begins: "
@@ -172,11 +167,7 @@ def run_program(command: Sequence[str], limit_s: float) -> SelfTestReport:
 def run_child(command: Sequence[str], limit_s: float) -> Outcome:
     """Run a program that may crash, hang, or write any output."""
     started = time.monotonic()
-    # Files are used instead of pipes: reading a pipe would wait for a process that cannot be ended.
-    with TemporaryFile() as out, TemporaryFile() as err:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-        code = _wait(process, limit_s)
-        output, complaints = _lines(out.fileno()), _lines(err.fileno())
+    code, output, complaints = run(command, limit_s)
     seconds = time.monotonic() - started
     last_line = output[-1] if output else ""
     begun = [line.removeprefix(BEGINS) for line in complaints if line.startswith(BEGINS)]
@@ -191,23 +182,6 @@ def run_child(command: Sequence[str], limit_s: float) -> Outcome:
         last_words = others[-1][:300] if others else "it said nothing"
         return Outcome(f"it ended with exit code {code}{where}: {last_words}", last_line, seconds)
     return Outcome("", last_line, seconds)
-
-
-def _wait(process: "subprocess.Popen[bytes]", limit_s: float) -> int | None:
-    """Return the process's exit code, or None if the process exceeded the limit and was killed."""
-    try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(LAST_WORDS_S)
-        return None
-
-
-def _lines(file: int) -> list[str]:
-    os.lseek(file, 0, os.SEEK_SET)
-    with os.fdopen(os.dup(file), errors="replace") as text:
-        return [line for raw in text if (line := raw.strip())]
 
 
 # --- stamps: files in the user's cache folder about tests that a GPU has passed -------------------

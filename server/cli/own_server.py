@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from kvcache.child import end
 from server.cli.sentences import say
 from server.cli.serve import STOP_TIMEOUT_S
 from server.cli.serve_models import COMMAND, plain_settings
@@ -54,11 +55,9 @@ def own_server(settings: Config, folder: Path, name: str) -> Iterator[str]:
         finally:
             # The process ends with the connection, whatever it is doing.
             ours.close()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
 
 
 def _settings(settings: Config, name: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Whatever a self-test's process does, its parent gets a report."""
 
 import json
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -63,24 +62,6 @@ def test_a_hang_is_a_result_and_the_process_is_ended() -> None:
     report = run_program(hanging, limit_s=2.0)
     assert report.fault == "it took over 2 s, in the step 'map'"
     assert time.monotonic() - started < LIMIT_S
-
-
-def test_a_process_that_does_not_even_end_when_it_is_killed_is_left_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    waited: list[float] = []
-
-    class Undead:
-        def wait(self, timeout_s: float) -> int:
-            waited.append(timeout_s)
-            raise subprocess.TimeoutExpired("undead", timeout_s)
-
-        def kill(self) -> None:
-            waited.append(0.0)
-
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: Undead())
-    assert run_program(["undead"], 7.0).fault == "it took over 7 s"
-    assert waited == [7.0, 0.0, run.LAST_WORDS_S]
 
 
 @pytest.mark.parametrize(
