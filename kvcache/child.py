@@ -35,7 +35,7 @@ COMMAND = (sys.executable, "-P", "-m", "kvcache.child")  # -P: no modules of the
 KEPT = ("PATH", "HOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
 # The time limit for the start of a Child's process, which mostly imports modules.
 START_LIMIT_S = 60.0
-POLL_S = 0.01
+POLL_S = 0.02
 # The time to wait for a killed process. A process that hangs in a driver may never end.
 KILL_LIMIT_S = 5.0
 MAX_ANSWER_BYTES = 4 << 20

@@ -90,7 +90,7 @@ class GrammarWorker:
             self._num_estimates -= 1
             if not self._num_estimates:
                 loop = asyncio.get_running_loop()
-                self._idle = loop.call_later(IDLE_S, self._child.close)
+                self._idle = loop.call_later(IDLE_S, loop.run_in_executor, None, self._child.close)
 
     async def close(self) -> None:
         self._closed = True
@@ -113,19 +113,16 @@ class GrammarWorker:
 
     def _refusal(self, error: LimitError) -> CostEstimate:
         """Return the reason of a refusal. Raises WorkerBusyError if a retry may help."""
-        limits = self._limits
-        match error.cause:
-            case Cause.CPU:
-                reason = f"it cannot be compiled within {limits.max_compile_s:g} s"
-            case Cause.MEMORY:
-                reason = f"it takes more than {limits.max_memory_bytes} bytes of memory"
-            case Cause.DIED:
-                reason = "it is nested too deeply, or too large"
-            case _:
-                if error.cause is Cause.NOT_RUN and not self._closed:
-                    log.warning(f"the process that judges grammars has failed: {error}")
-                raise WorkerBusyError from error
-        return CostEstimate(refusal=reason)
+        reasons = {
+            Cause.CPU: f"it cannot be compiled within {self._limits.max_compile_s:g} s",
+            Cause.MEMORY: f"it takes more than {self._limits.max_memory_bytes} bytes of memory",
+            Cause.DIED: "it is nested too deeply, or too large",
+        }
+        if error.cause is Cause.NOT_RUN and not self._closed:
+            log.warning(f"the process that judges grammars has failed: {error}")
+        if error.cause not in reasons:
+            raise WorkerBusyError from error
+        return CostEstimate(refusal=reasons[error.cause])
 
 
 class _Queue:
