@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,8 @@ def test_calls_of_a_child_that_forks_run_at_once_until_it_is_closed_or_ends() ->
     with closing(forking(600)) as child, ThreadPoolExecutor() as threads:
         leader = child.start()[0]
         sleeping = [threads.submit(fault_of, child, SHORT, time.sleep) for _ in range(2)]
-        assert child.call(LIMITS, operator.add, 7) == 607
+        lean = replace(LIMITS, memory_bytes=9 * MIB)  # less than what is inherited
+        assert child.call(lean, operator.add, 7) == 607
         assert [each.result()[1] for each in sleeping] == [Cause.WALL] * 2
         assert child.start()[0] is leader
         asleep = threads.submit(fault_of, child, LIMITS, time.sleep)
