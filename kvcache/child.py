@@ -173,7 +173,8 @@ class Child:
 
 def _file(content: Any) -> IO[bytes]:
     """Return a file with JSON. Unlike a pipe, it takes any amount before somebody reads."""
-    file = TemporaryFile()  # noqa: SIM115
+    in_memory = getattr(os, "memfd_create", None)  # needs no writable folder; macOS has none
+    file = open(in_memory("call"), "w+b") if in_memory else TemporaryFile()  # noqa: SIM115
     file.write(json.dumps(content, default=_plain).encode())
     file.seek(0)
     return file
