@@ -68,7 +68,7 @@ class Limits:
     """The limit of the process's memory, without what a forked process inherits."""
     nice: int = 0
 
-    def error(self, cause: Cause, code: int | None = None) -> LimitError:
+    def to_error(self, cause: Cause, code: int | None = None) -> LimitError:
         """Return the error of a call, whose process may have ended with an exit code."""
         cause = {-signal.SIGPROF: Cause.CPU, NO_MEMORY_CODE: Cause.MEMORY}.get(code or 0, cause)
         reasons = {
@@ -107,7 +107,7 @@ class Child:
     def _start(self) -> tuple[Process, socket.socket]:
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         ours, theirs = socket.socketpair()
-        with theirs, _file([self.modules, self.prepare]) as settings:
+        with theirs, _write_file([self.modules, self.prepare]) as settings:
             process = subprocess.Popen(
                 [*COMMAND, str(theirs.fileno())],
                 stdin=settings,
@@ -132,29 +132,29 @@ class Child:
         process, calls = self.start()
         ours, theirs = socket.socketpair()
         try:
-            with ours, theirs, _file([work, arguments, astuple(limits)]) as request:
+            with ours, theirs, _write_file([work, arguments, astuple(limits)]) as request:
                 with suppress(OSError):  # the process may have ended
                     socket.send_fds(calls, [b"c"], [request.fileno(), theirs.fileno()])
-                return self._result(limits, process, ours, theirs)
+                return self._wait_for_result(limits, process, ours, theirs)
         except BaseException as error:
             if self.prepare is None or getattr(error, "cause", None) is Cause.NOT_RUN:
                 self.close()
             raise
 
-    def _result(
+    def _wait_for_result(
         self, limits: Limits, process: Process, ours: socket.socket, theirs: socket.socket
     ) -> Any:
         pid, has_ended, deadline = 0, False, time.monotonic() + START_LIMIT_S
         late = LimitError(f"it takes more than {START_LIMIT_S:.0f} s", Cause.NOT_RUN)
-        for line in _lines(ours):
-            match _parsed(line):
+        for line in _read_lines(ours):
+            match _parse(line):
                 case {"result": result}:
                     return result
                 case {"code": int(code)}:
-                    raise limits.error(Cause.DIED if pid else Cause.NOT_RUN, code)
+                    raise limits.to_error(Cause.DIED if pid else Cause.NOT_RUN, code)
                 case {"pid": int(number)}:
                     pid, deadline = number, time.monotonic() + limits.wall_s
-                    late = limits.error(Cause.WALL)
+                    late = limits.to_error(Cause.WALL)
                     theirs.close()  # not before: macOS closes what is on its way, too
             if has_ended and not pid:
                 break
@@ -165,28 +165,29 @@ class Child:
                 inherited = psutil.Process(process.pid).memory_info().rss if self.prepare else 0
                 taken_bytes = psutil.Process(pid).memory_info().rss - inherited if pid else 0
                 if taken_bytes > limits.memory_bytes:
-                    raise limits.error(Cause.MEMORY)
+                    raise limits.to_error(Cause.MEMORY)
         with suppress(subprocess.TimeoutExpired):
             process.wait(KILL_LIMIT_S)
-        raise limits.error(Cause.DIED if pid and not self.prepare else Cause.NOT_RUN, self.close())
+        cause = Cause.DIED if pid and not self.prepare else Cause.NOT_RUN
+        raise limits.to_error(cause, self.close())
 
 
-def _file(content: Any) -> IO[bytes]:
+def _write_file(content: Any) -> IO[bytes]:
     """Return a file with JSON. Unlike a pipe, it takes any amount before somebody reads."""
     in_memory = getattr(os, "memfd_create", None)  # needs no writable folder; macOS has none
     file = open(in_memory("call"), "w+b") if in_memory else TemporaryFile()  # noqa: SIM115
-    file.write(json.dumps(content, default=_plain).encode())
+    file.write(json.dumps(content, default=_to_text).encode())
     file.seek(0)
     return file
 
 
-def _plain(value: Any) -> str:
+def _to_text(value: Any) -> str:
     if callable(value):
         return f"{value.__module__}:{value.__qualname__}"
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _lines(connection: socket.socket) -> Iterator[bytes]:
+def _read_lines(connection: socket.socket) -> Iterator[bytes]:
     """Yield lines until the other side ends, and b"" every POLL_S. Raises LimitError."""
     connection.settimeout(POLL_S)
     text = b""
@@ -201,7 +202,7 @@ def _lines(connection: socket.socket) -> Iterator[bytes]:
     raise LimitError(reason, Cause.DIED)
 
 
-def _parsed(line: bytes) -> Any:
+def _parse(line: bytes) -> Any:
     try:
         return json.loads(line or b"{}")
     except (ValueError, RecursionError):
@@ -232,10 +233,10 @@ def run(command: Sequence[str], limit_s: float) -> tuple[int | None, list[str], 
                 code = process.wait(limit_s)
         finally:
             end(process)
-        return code, _last_lines(out), _last_lines(err)
+        return code, _read_last_lines(out), _read_last_lines(err)
 
 
-def _last_lines(file: IO[bytes]) -> list[str]:
+def _read_last_lines(file: IO[bytes]) -> list[str]:
     file.seek(-min(file.seek(0, os.SEEK_END), OUTPUT_BYTES), os.SEEK_END)
     lines = file.read().decode(errors="replace").split("\n")
     return [line for each in lines if (line := each.strip())]

@@ -33,12 +33,12 @@ WITHIN_S = 100.0
 POWER: tuple[Any, list[Any]] = (builtins.pow, [3, 10**8])
 
 
-def forking(value: Any) -> Child:
+def make_forking(value: Any) -> Child:
     """A child whose calls get this value as their first argument."""
     return Child(prepare=(operator.getitem, [value], 0))
 
 
-def fault_of(child: Child, limits: Limits, work: Any, *arguments: Any) -> tuple[str, Cause]:
+def catch_fault(child: Child, limits: Limits, work: Any, *arguments: Any) -> tuple[str, Cause]:
     with pytest.raises(LimitError) as error:
         child.call(limits, work, *arguments)
     return str(error.value), error.value.cause
@@ -51,11 +51,11 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def descendants() -> set[psutil.Process]:
+def find_descendants() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
-def are_gone(*pids: int) -> bool:
+def have_ended(*pids: int) -> bool:
     left = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     return all(process.status() == psutil.STATUS_ZOMBIE for process in left)
 
@@ -67,25 +67,25 @@ def test_calls_have_one_process_until_one_of_them_fails(monkeypatch: pytest.Monk
         monkeypatch.delattr(os, "memfd_create", raising=False)  # as on macOS
         assert child.call(LIMITS, os.fspath, Path("x")) == "x"
         assert child.call(LIMITS, os.getpid) == first != os.getpid()
-        fault_of(child, SHORT, time.sleep, 600)
-        assert are_gone(first)
+        catch_fault(child, SHORT, time.sleep, 600)
+        assert have_ended(first)
         assert child.call(LIMITS, os.getpid) != first
 
 
 def test_calls_of_a_child_that_forks_run_at_once_until_it_is_closed_or_ends() -> None:
-    before = descendants()
-    with closing(forking(600)) as child, ThreadPoolExecutor() as threads:
+    before = find_descendants()
+    with closing(make_forking(600)) as child, ThreadPoolExecutor() as threads:
         leader = child.start()[0]
-        sleeping = [threads.submit(fault_of, child, SHORT, time.sleep) for _ in range(2)]
+        sleeping = [threads.submit(catch_fault, child, SHORT, time.sleep) for _ in range(2)]
         lean = replace(LIMITS, memory_bytes=9 * MIB)  # less than what is inherited
         assert child.call(lean, operator.add, 7) == 607
         assert [each.result()[1] for each in sleeping] == [Cause.WALL] * 2
         assert child.start()[0] is leader
-        asleep = threads.submit(fault_of, child, LIMITS, time.sleep)
-        eventually(lambda: len(descendants() - before) == 2)
+        asleep = threads.submit(catch_fault, child, LIMITS, time.sleep)
+        eventually(lambda: len(find_descendants() - before) == 2)
         child.close()
         assert asleep.result()[1] is Cause.NOT_RUN
-        assert not descendants() - before
+        assert not find_descendants() - before
         child.start()[0].kill()
         child.start()[0].wait()
         assert child.call(LIMITS, operator.add, 7) == 607
@@ -107,12 +107,12 @@ def test_calls_of_a_child_that_forks_run_at_once_until_it_is_closed_or_ends() ->
 def test_a_call_without_a_result_has_a_reason_and_leaves_no_process(
     forks: bool, work: Any, arguments: list[Any], limits: Limits, fault: str, cause: Cause
 ) -> None:
-    before = descendants()
-    with closing(forking(arguments[0]) if forks else Child()) as child:
-        assert fault_of(child, limits, work, *arguments[forks:]) == (fault, cause)
+    before = find_descendants()
+    with closing(make_forking(arguments[0]) if forks else Child()) as child:
+        assert catch_fault(child, limits, work, *arguments[forks:]) == (fault, cause)
         # The process that forks goes on.
-        eventually(lambda: len(descendants() - before) == forks)
-    assert not descendants() - before
+        eventually(lambda: len(find_descendants() - before) == forks)
+    assert not find_descendants() - before
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_a_process_that_obeys_no_protocol_is_ended(
     )
     monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", begin + program))
     monkeypatch.setattr(module, "START_LIMIT_S", 1.0 if "1 s" in fault else WITHIN_S)
-    before = descendants()
-    assert fault_of(Child(), LIMITS, operator.add, "x" * 10**6, "y") == (fault, cause)
-    assert not descendants() - before
+    before = find_descendants()
+    assert catch_fault(Child(), LIMITS, operator.add, "x" * 10**6, "y") == (fault, cause)
+    assert not find_descendants() - before
 
 
 @pytest.mark.parametrize("prepare", [None, "(operator.getitem, [600], 0)"])
@@ -159,9 +159,9 @@ def test_a_child_hears_no_ctrl_c_and_ends_with_its_parent(prepare: str | None) -
         family = [leader.pid, *(each.pid for each in leader.children())]
         os.killpg(parent.pid, signal.SIGINT)
         time.sleep(0.1)
-        assert not any(map(are_gone, family))
+        assert not any(map(have_ended, family))
         parent.kill()
-    eventually(lambda: are_gone(*family))
+    eventually(lambda: have_ended(*family))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_process_keeps_its_limits_where_nobody_watches(
 ) -> None:
     with closing(Child()) as child:
         process, calls = child.start()
-        with asked(calls, work, *arguments, limits=limits):
+        with open_call(calls, work, *arguments, limits=limits):
             assert process.wait(WITHIN_S) == code
 
 
@@ -202,13 +202,13 @@ def test_threat_19_a_process_is_given_no_keys_and_no_files_of_the_folder(
 # --- a child's own process, in this one -----------------------------------------------------------
 
 
-def asked(
+def open_call(
     calls: socket.socket, work: Any, *arguments: Any, limits: Limits = LIMITS
 ) -> socket.socket:
     """The connection of a call, which nobody watches."""
     ours, theirs = socket.socketpair()
     ours.settimeout(WITHIN_S)
-    with theirs, module._file([work, arguments, astuple(limits)]) as request:
+    with theirs, module._write_file([work, arguments, astuple(limits)]) as request:
         socket.send_fds(calls, [b"c"], [request.fileno(), theirs.fileno()])
     return ours
 
@@ -236,7 +236,7 @@ def test_a_call_is_run_within_limits_in_the_process_or_a_forked_one(
     calls, theirs = socket.socketpair()
     arguments = [argument] if forks else ["x", argument]
     limits = Limits(1.5, 2.5, MIB, nice=3)
-    with calls, theirs, asked(calls, work, *arguments, limits=limits) as connection:
+    with calls, theirs, open_call(calls, work, *arguments, limits=limits) as connection:
         calls.shutdown(socket.SHUT_WR)
         with suppress(SystemExit):
             serve(theirs, ["colorsys"], ["operator:getitem", ["x"], 0] if forks else None)
@@ -259,11 +259,11 @@ def test_the_end_of_a_forked_process_is_told_and_one_that_nobody_waits_for_is_ki
     with theirs:
         with calls:
             serving.start()
-            with asked(calls, operator.add) as connection:
+            with open_call(calls, operator.add) as connection:
                 assert connection.recv(1000) == b'\n{"code": 3}\n'
-            asked(calls, operator.add).close()
-            eventually(lambda: are_gone(shells[1].pid))
-            kept = asked(calls, operator.add)
+            open_call(calls, operator.add).close()
+            eventually(lambda: have_ended(shells[1].pid))
+            kept = open_call(calls, operator.add)
             eventually(lambda: not pids)
         serving.join(WITHIN_S)
     kept.close()
@@ -286,7 +286,7 @@ def test_a_program_that_hangs_is_killed_with_all_that_it_has_started_whatever_it
     program = "trap '' TERM INT HUP; sleep 600 & echo $$ $!; sleep 600"
     code, lines, _ = run(["sh", "-c", program], 1.0)
     assert code is None
-    eventually(lambda: are_gone(*map(int, lines[0].split())))
+    eventually(lambda: have_ended(*map(int, lines[0].split())))
 
 
 def test_a_program_ends_where_its_caller_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

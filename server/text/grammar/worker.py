@@ -85,7 +85,7 @@ class GrammarWorker:
         try:
             return await self._estimate(spec_text)
         except LimitError as error:
-            return self._refusal(error)
+            return self._refuse(error)
         finally:
             self._num_estimates -= 1
             if not self._num_estimates:
@@ -108,10 +108,10 @@ class GrammarWorker:
             answer = await self._slow.run(*work)
         estimate = CostEstimate(**answer)
         if estimate.memory_bytes > self._limits.max_memory_bytes:
-            raise self._slow.limits.error(Cause.MEMORY)
+            raise self._slow.limits.to_error(Cause.MEMORY)
         return estimate
 
-    def _refusal(self, error: LimitError) -> CostEstimate:
+    def _refuse(self, error: LimitError) -> CostEstimate:
         """Return the reason of a refusal. Raises WorkerBusyError if a retry may help."""
         reasons = {
             Cause.CPU: f"it cannot be compiled within {self._limits.max_compile_s:g} s",

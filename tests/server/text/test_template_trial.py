@@ -25,14 +25,14 @@ POWER = "{% if tools %}{{ 9 ** (9 ** 9) }}{% endif %}{{ messages[0].content }}"
 SHORT = Limits(2.0, 2.0, 1 << 30)
 
 
-def fault_of_trial(template: str, limits: Limits = template_trial.LIMITS) -> str:
+def try_template(template: str, limits: Limits = template_trial.LIMITS) -> str:
     with closing(Child()) as process:
         return str(process.call(limits, render_all, [template], {"eos_token": "</s>"}))
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, XML_TEMPLATE, "{{ eos_token }}"])
 def test_a_template_that_renders_is_found_to(template: str) -> None:
-    assert fault_of_trial(template) == ""
+    assert try_template(template) == ""
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_template_that_renders_is_found_to(template: str) -> None:
 def test_threat_19_a_template_that_takes_too_much_is_ended(template: str) -> None:
     began = time.monotonic()
     with pytest.raises(LimitError, match=r"^it takes more than (2 s|1024 MiB of memory)$"):
-        fault_of_trial(template, SHORT)
+        try_template(template, SHORT)
     assert time.monotonic() - began < 60
 
 
