@@ -155,7 +155,10 @@ def test_a_server_that_was_killed_says_nothing_about_the_machine_that_runs_on(
             assert len(list(folder.iterdir())) == 1, "the one before is forgotten"
     Other(Act.SERVE).kill()
     monkeypatch.setattr(fault_memory, "boot_id", lambda: "another")
-    assert "the next time, another KV backend serves; `quire doctor --stress`" in memory.warning()
+    with memory.session():
+        assert "the next time, another KV backend serves; `quire doctor --stress`" in (
+            memory.warning()
+        )
     assert not memory.forget(stressed=False)
     assert memory.forget(stressed=True)
     assert memory.warning() == ""
