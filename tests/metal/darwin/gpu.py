@@ -23,7 +23,10 @@ WRONG_ON_CPU = (
 )
 FOLDER = Path(os.environ.get("DARWIN_FIGURES", ""))
 # On figures alone, or on no stream of MLX's.
-WITHOUT_STREAM = ("instruction_sets", "metal_capabilities", "packed_bytes", "packed_rows")
+WITHOUT_STREAM = (
+    *("instruction_sets", "metal_capabilities"),
+    *("packed_bytes", "packed_rows", "uncounted"),
+)
 # Without rows, and of a GPU alone.
 OF_A_GPU = ("swiglu",)
 
@@ -55,7 +58,8 @@ def choose(core: ModuleType) -> None:
     core.default_device = lambda: Gpu.default  # type: ignore[attr-defined]
     for name in ("new_stream", "default_stream"):
         setattr(core, name, of_the_cpu(getattr(core, name)))
-    core.quantized_matmul = in_float32(core.quantized_matmul)  # type: ignore[attr-defined]
+    for name in ("quantized_matmul", "gather_qmm"):
+        setattr(core, name, in_float32(getattr(core, name)))
 
 
 def in_float32(multiply: Callable[..., Any]) -> Callable[..., Any]:
