@@ -60,6 +60,8 @@ def choose(core: ModuleType) -> None:
         setattr(core, name, of_the_cpu(getattr(core, name)))
     for name in ("quantized_matmul", "gather_qmm"):
         setattr(core, name, in_float32(getattr(core, name)))
+    fast: Any = core.fast
+    fast.scaled_dot_product_attention = unfused(fast.scaled_dot_product_attention)
 
 
 def in_float32(multiply: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,6 +74,16 @@ def in_float32(multiply: Callable[..., Any]) -> Callable[..., Any]:
         return multiply(inputs.astype(float32), codes, *exact, **named).astype(inputs.dtype)
 
     return multiplied
+
+
+def unfused(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """Attention by MLX, which has one kernel for all of it on a GPU alone."""
+
+    @functools.wraps(attend)
+    def attended(*arrays: Any, force_fused: bool = False, **named: Any) -> Any:
+        return attend(*arrays, **named)
+
+    return attended
 
 
 def guard(metal_ext: ModuleType) -> None:
