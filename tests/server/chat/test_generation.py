@@ -11,7 +11,6 @@ from engine.types import (
     FinishReason,
     MissReason,
     PrefixReport,
-    PrefixSalt,
     QueueFullError,
     Request,
     SamplingParams,
@@ -30,7 +29,7 @@ from server.text.conversation import Channel
 from server.text.parser import ParseOptions
 from server.text.pieces import Delta, TextPiece, ToolCallArguments, Usage, join_pieces
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import DEADLINE_S, Engine, decoded, ids_of, token_id
+from tests.server.harness import ids_of, token_id
 from tests.server.streams import (
     PreparedClient,
     PreparedStream,
@@ -99,16 +98,6 @@ def test_what_may_begin_a_stop_string_is_held_back_until_the_end(tokenizer: Toke
     assert last.stop_string is None
 
 
-def test_a_stop_token_is_counted_and_is_no_text(tokenizer: Tokenizer) -> None:
-    end = token_id(tokenizer, "Z")
-    generation, _ = started(tokenizer, stop_token_ids=frozenset({end}))
-    letter = ids_of(tokenizer, "a")[0]
-    delta = generation.take([token(letter, None, -1.0), token(end, FinishReason.STOP, -2.0)])
-    assert delta.pieces == [TextPiece(Channel.CONTENT, "a", tuple(delta.tokens[:1]))]
-    assert delta.finish == "stop"
-    assert generation.completion_tokens == 2
-
-
 @pytest.mark.parametrize(("chat", "reported"), [(None, [-1.0, -2.0]), ("assistant\n", [-1.0])])
 def test_the_stop_token_is_one_of_the_tokens_of_a_text_and_none_of_a_chats(
     tokenizer: Tokenizer, chat: str | None, reported: list[float]
@@ -151,13 +140,6 @@ def test_an_answer_that_should_have_tokens_does_not_end_without_one(tokenizer: T
         generation.take([scored(-1.0, finish=FinishReason.LENGTH)])
 
 
-def test_the_thoughts_of_a_chat_are_apart_and_counted(tokenizer: Tokenizer) -> None:
-    generation, _ = started(tokenizer, chat="assistant\n")
-    delta = generation.take(said(tokenizer, "<think>Hm</think>Yes"))
-    assert delta.pieces == [TextPiece(Channel.REASONING, "Hm"), content("Yes")]
-    assert generation.reasoning_tokens == len("Hm") + 1  # with the closing tag
-
-
 def test_thoughts_that_never_end_are_flushed_with_the_end(tokenizer: Tokenizer) -> None:
     generation, _ = started(tokenizer, chat="assistant\n<think>\n")
     delta = generation.take(said(tokenizer, "Hm </"))
@@ -165,21 +147,6 @@ def test_thoughts_that_never_end_are_flushed_with_the_end(tokenizer: Tokenizer) 
 
 
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-
-
-@pytest.mark.parametrize(
-    ("text", "finish", "reason"),
-    [
-        (CALL, FinishReason.STOP, "tool_calls"), (CALL, FinishReason.LENGTH, "length"),
-        (CALL + "Done.", FinishReason.STOP, "tool_calls"), (CALL[:-20], FinishReason.STOP, "stop"),
-        ("Done.", FinishReason.STOP, "stop"),
-    ],
-)  # fmt: skip
-def test_an_answer_that_ended_with_calls_says_so(
-    tokenizer: Tokenizer, text: str, finish: FinishReason, reason: str
-) -> None:
-    generation, _ = started(tokenizer, chat=ParseOptions("</think>", (LOOK,)))
-    assert generation.take(said(tokenizer, text, finish)).finish == reason
 
 
 THINKS = ParseOptions("<think>\n", (LOOK,))
@@ -242,14 +209,6 @@ def test_nothing_is_taken_after_the_last_call_that_is_allowed(
     assert (len(delta.pieces), delta.finish) == (2, "tool_calls")
     assert generation.completion_tokens == arguments_end
     assert stream.closed
-
-
-def test_half_a_character_is_replaced_at_the_very_end_only(tokenizer: Tokenizer) -> None:
-    generation, _ = started(tokenizer)
-    first, second, *_ = ids_of(tokenizer, "😀")
-    assert generation.take([token(first)]).pieces == []
-    last = generation.take([token(second, FinishReason.LENGTH)])
-    assert last.pieces == [content("\N{REPLACEMENT CHARACTER}")]
 
 
 def test_what_the_cache_had_comes_with_the_first_token(tokenizer: Tokenizer) -> None:
@@ -372,14 +331,6 @@ async def test_a_reader_that_stops_early_ends_the_request(tokenizer: Tokenizer) 
 # --- several ---------------------------------------------------------------------------------
 
 
-async def test_a_step_has_a_delta_of_every_choice_that_grew(tokenizer: Tokenizer) -> None:
-    batches = side_by_side(tokenizer, "abc", "d", "ef")
-    choices, _ = prepared(tokenizer, batches, choices=3)
-    steps = await all_of(choices)
-    assert [[delta.index for delta in deltas] for deltas in steps] == [[0, 1, 2], [0, 2], [0]]
-    assert texts(steps, 3) == ["abc", "d", "ef"]
-
-
 async def test_a_prompt_counts_once_and_its_answers_add_up(tokenizer: Tokenizer) -> None:
     batches = side_by_side(tokenizer, "<think>a</think>b", "c", "<think>de")
     choices, _ = prepared(tokenizer, batches, choices=3, chat="assistant\n")
@@ -397,37 +348,6 @@ async def test_what_the_cache_had_is_what_the_first_choice_found(tokenizer: Toke
     assert choices.usage.prefix == first
 
 
-async def test_a_stop_string_cuts_its_own_choice_only(tokenizer: Tokenizer) -> None:
-    batches = side_by_side(tokenizer, "a STOP b", "one more answer")
-    choices, (first, second) = prepared(tokenizer, batches, stop=("STOP",), choices=2)
-    closed = []
-    steps = []
-    async for deltas in choices.steps(PING_S):
-        steps.append(deltas)
-        closed.append((first.closed, second.closed))
-    assert texts(steps, 2) == ["a ", "one more answer"]
-    assert closed[len("a STOP") - 2 :][:2] == [(False, False), (True, False)]
-    finishes = {d.index: d.finish for deltas in steps for d in deltas if d.finish}
-    assert finishes == {0: "stop", 1: "length"}
-    assert choices.usage.completion_tokens == len("a STOP") + len("one more answer")
-
-
-async def test_a_fault_of_one_choice_ends_all(tokenizer: Tokenizer) -> None:
-    batches = [said(tokenizer, "a", None), [token(5, choice=1), fault("broken")]]
-    choices, streams = prepared(tokenizer, batches, choices=3)
-    with pytest.raises(GenerationError, match="broken"):
-        await all_of(choices)
-    assert [stream.closed for stream in streams] == [True] * 3
-
-
-async def test_a_reader_that_leaves_ends_all_choices(tokenizer: Tokenizer) -> None:
-    choices, streams = prepared(tokenizer, side_by_side(tokenizer, "abc", "def"), choices=2)
-    async with aclosing(choices.steps(PING_S)) as steps:  # type: ignore[type-var]
-        await anext(steps)
-        assert not any(stream.closed for stream in streams)
-    assert all(stream.closed for stream in streams)
-
-
 # --- several prompts -------------------------------------------------------------------------
 
 
@@ -435,28 +355,6 @@ def of_two(
     tokenizer: Tokenizer, client: PreparedClient, first: Prompt, second: Prompt
 ) -> tuple[Choices, list[PreparedStream]]:
     return Choices(cast(EngineClient, client), tokenizer, first, second), client.streams
-
-
-async def test_the_answers_to_several_prompts_come_side_by_side(tokenizer: Tokenizer) -> None:
-    client = PreparedClient(side_by_side(tokenizer, "ab", "c", "def", "gh"))
-    params = SamplingParams(9, seed=5)
-    first, second = prompt_of((1, 2), params, choices=2), prompt_of((3,), params, choices=2)
-    choices, streams = of_two(tokenizer, client, first, second)
-    steps = await all_of(choices)
-    assert [[delta.index for delta in deltas] for deltas in steps] == [[0, 1, 2, 3], [0, 2, 3], [2]]
-    assert texts(steps, 4) == ["ab", "c", "def", "gh"]
-    assert choices.usage == Usage(3, 8, 0)
-    assert [stream.request.prompt_ids for stream in streams] == [(1, 2)] * 2 + [(3,)] * 2
-    assert [stream.request.params.seed for stream in streams] == [5, 6, 5, 6]
-
-
-async def test_a_fault_with_one_prompt_ends_the_answers_to_all(tokenizer: Tokenizer) -> None:
-    client = PreparedClient([said(tokenizer, "a", None), [fault("broken")]])
-    one = prompt_of((1,), SamplingParams(9))
-    choices, streams = of_two(tokenizer, client, one, one)
-    with pytest.raises(GenerationError, match="broken"):
-        await all_of(choices)
-    assert [stream.closed for stream in streams] == [True] * 2
 
 
 def test_prompts_are_handed_over_together_or_not_at_all(tokenizer: Tokenizer) -> None:
@@ -491,64 +389,9 @@ def test_what_the_cache_had_adds_up_over_prompts(
     assert prefix_of_all(reports) == together
 
 
-async def test_the_answers_to_real_prompts_are_those_that_each_gets_alone(
-    engine: Engine, tokenizer: Tokenizer
-) -> None:
-    engine.client.attach()
-    params = SamplingParams(12, temperature=2.0, seed=3)
-    prompts = [prompt_of((1, 2, 3), params, choices=2), prompt_of((4,) * 40, params, choices=2)]
-
-    async def answers(*prompts: Prompt) -> list[str]:
-        async with asyncio.timeout(DEADLINE_S):
-            steps = await all_of(Choices(engine.client, tokenizer, *prompts))
-        return texts(steps, 2 * len(prompts))
-
-    together = await answers(*prompts)
-    assert together == [*await answers(prompts[0]), *await answers(prompts[1])]
-    assert len(set(together)) == 4
-
-
 # --- what the engine is asked for ------------------------------------------------------------
-
-
-async def test_the_engine_hears_with_whom_the_prompt_is_shared(tokenizer: Tokenizer) -> None:
-    client = PreparedClient([])
-    salt = PrefixSalt(b"tenant", b"client")
-    params = SamplingParams(1, seed=7)
-    prompt = prompt_of((1, 2), params, choices=3, salt=salt, system_tokens=2, priority=-4)
-    Choices(cast(EngineClient, client), tokenizer, prompt)
-    requests = [stream.request for stream in client.streams]
-    assert [(request.salt, request.system_tokens) for request in requests] == [(salt, 2)] * 3
-    assert [request.params.seed for request in requests] == [7, 8, 9]
-    assert [request.priority for request in requests] == [-4] * 3
-    assert [request.constraint for request in requests] == [None] * 3
 
 
 def test_the_seeds_of_choices_follow_each_other_and_wrap_around() -> None:
     params = SamplingParams(5, top_k=3, seed=2**64 - 1)
     assert choice_params(params, 2) == (params, SamplingParams(5, top_k=3, seed=0))
-
-
-async def test_sampled_choices_differ_and_each_is_what_its_seed_alone_gives(
-    engine: Engine, tokenizer: Tokenizer
-) -> None:
-    engine.client.attach()
-    ids = tuple(ids_of(tokenizer, "Once upon"))
-
-    async def answers(**how: Any) -> list[str]:
-        prompt = prompt_of(ids, SamplingParams(12, temperature=2.0, seed=how.pop("seed")), **how)
-        choices = Choices(engine.client, tokenizer, prompt)
-        async with asyncio.timeout(DEADLINE_S):
-            return texts(await all_of(choices), len(prompt.submission.params))
-
-    together = await answers(seed=40, choices=3)
-    assert len(set(together)) == 3
-    assert together == [(await answers(seed=seed))[0] for seed in (40, 41, 42)]
-
-
-async def test_greedy_choices_are_equal(engine: Engine, tokenizer: Tokenizer) -> None:
-    engine.client.attach()
-    prompt = prompt_of((1, 2, 3), SamplingParams(8, temperature=0.0), choices=3)
-    found = texts(await all_of(Choices(engine.client, tokenizer, prompt)), 3)
-    assert len(set(found)) == 1
-    assert decoded(tokenizer, ids_of(tokenizer, found[0])) == found[0] != ""
