@@ -24,7 +24,6 @@ from tests.server.harness import (
     Connection,
     Engine,
     chat,
-    events,
     eventually,
     ids_of,
     prompt,
@@ -199,54 +198,7 @@ async def test_a_reader_that_never_comes_back_loses_its_request(tokenizer: Token
 # --- signs of life ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("path", "body"), [(CHAT, chat), (COMPLETIONS, prompt)])
-async def test_a_stream_that_waits_gets_comments_as_a_sign_of_life(
-    tokenizer: Tokenizer, path: str, body: Any
-) -> None:
-    async with held(tokenizer, ping_s=PING_S) as (app, engine):
-        connection = Connection(app, path, body(stream=True, max_tokens=2))
-        await eventually(lambda: connection.body.count(b": waiting\n\n") >= 3)
-        engine.gate.open()
-        await connection.end()
-        assert connection.body.endswith(b"data: [DONE]\n\n")
-        assert len(events(connection.body)) >= 1
-        for block in connection.body.decode().split("\n\n"):
-            assert block == "" or block.startswith((": waiting", "data: "))
-
-
-async def test_an_answer_that_is_not_streamed_waits_in_silence(tokenizer: Tokenizer) -> None:
-    async with held(tokenizer, ping_s=PING_S) as (app, engine):
-        connection = Connection(app, CHAT, chat(max_tokens=2))
-        await asyncio.sleep(3 * PING_S)
-        assert connection.sent == []
-        engine.gate.open()
-        await connection.end()
-        assert json.loads(connection.body)["usage"]["completion_tokens"] == 2
-
-
 # --- faults of the engine --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_fault_08_a_fault_of_the_engine_is_never_a_normal_end(
-    tokenizer: Tokenizer, stream: bool
-) -> None:
-    async with held(tokenizer, failing=token_id(tokenizer, "#")) as (app, engine):
-        engine.script[:] = ids_of(tokenizer, "abc#d")
-        connection = Connection(app, CHAT, chat(stream=stream))
-        engine.gate.open()
-        await connection.end()
-        if stream:
-            assert connection.status == 200
-            *_, before, last, end = connection.body.decode().split("\n\n")
-            assert json.loads(before.removeprefix("data: "))["choices"][0]["finish_reason"] is None
-            error = json.loads(last.removeprefix("data: "))["error"]
-            assert end == ""
-        else:
-            assert connection.status == 500
-            error = json.loads(connection.body)["error"]
-        assert error["type"] == "server_error"
-        assert "a step of the engine failed" in error["message"]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -8,7 +8,7 @@ import pytest
 
 from engine.types import Request
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import CHAT, COMPLETIONS, END, Engine, events, ids_of, posted
+from tests.server.harness import CHAT, END, Engine, ids_of, posted
 
 MESSAGES, RESPONSES, TOKENIZE = "/v1/messages", "/v1/responses", "/tokenize"
 ASKED = [{"role": "user", "content": "Hello"}]
@@ -44,54 +44,7 @@ async def refused(http: httpx2.AsyncClient, path: str, asked: dict[str, Any]) ->
     return error.get("param"), error["message"]
 
 
-def said(path: str, answer: dict[str, Any]) -> tuple[str, str]:
-    """Thoughts and text of a whole answer."""
-    if path == CHAT:
-        message = answer["choices"][0]["message"]
-        return message.get("reasoning_content") or "", message["content"] or ""
-    parts = answer["content" if path == MESSAGES else "output"]
-    texts = {"thinking": "", "text": "", "reasoning": "", "message": ""}
-    for part in parts:
-        inner = part["content"] if path == RESPONSES else [part]
-        texts[part["type"]] += "".join(one.get("text") or one.get("thinking", "") for one in inner)
-    return texts["thinking"] + texts["reasoning"], texts["text"] + texts["message"]
-
-
-def said_in_stream(path: str, text: str) -> str:
-    """All text of a streamed answer."""
-    if path in (CHAT, COMPLETIONS):
-        choices = [choice for chunk in events(text) for choice in chunk["choices"]]
-        return "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in choices)
-    data = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    if path == MESSAGES:
-        return "".join(one["delta"].get("text", "") for one in data if "delta" in one)
-    return "".join(one["delta"] for one in data if one["type"] == "response.output_text.delta")
-
-
 # --- the same tokens everywhere ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", ["Once upon a", "Once \n", "é{"])
-@pytest.mark.parametrize("seed", [None, 7])
-async def test_an_answer_is_continued_with_the_same_tokens_everywhere_as_its_prompt_by_ids(
-    http: httpx2.AsyncClient, submitted: list[Request], text: str, seed: int | None
-) -> None:
-    drawn = {} if seed is None else {"seed": seed, "temperature": 1.0}
-    turns = begun(text)
-    ids = (await posted(http, TOKENIZE, {"messages": turns} | CONTINUED))["tokens"]
-    by_ids = {"prompt": ids, "max_tokens": 8, "temperature": 0} | drawn
-    plain = await posted(http, COMPLETIONS, by_ids)
-    expected = plain["choices"][0]["text"]
-    assert expected
-    streamed = (await http.post(COMPLETIONS, json=by_ids | {"stream": True})).text
-    assert said_in_stream(COMPLETIONS, streamed) == expected
-    for path in (CHAT, RESPONSES, MESSAGES):
-        asked = body(path, turns, **drawn)
-        assert said(path, await posted(http, path, asked)) == ("", expected)
-        streamed = (await http.post(path, json=asked | {"stream": True})).text
-        assert said_in_stream(path, streamed) == expected
-    assert {request.prompt_ids for request in submitted} == {tuple(ids)}
-    assert len(submitted) == 8
 
 
 async def test_what_is_begun_counts_as_prompt_wherever_it_is_counted(
@@ -108,40 +61,6 @@ async def test_what_is_begun_counts_as_prompt_wherever_it_is_counted(
     assert (await posted(http, f"{MESSAGES}/count_tokens", asked))["input_tokens"] == count
     found = (await posted(http, MESSAGES, asked | {"max_tokens": 1, "cache_salt": "new"}))["usage"]
     assert count == sum(value for name, value in found.items() if name.endswith("input_tokens"))
-
-
-@pytest.mark.parametrize("path", [CHAT, RESPONSES])
-async def test_the_message_itself_may_say_that_it_is_continued(
-    http: httpx2.AsyncClient, submitted: list[Request], path: str
-) -> None:
-    await posted(http, path, body(path, begun()))
-    for marked, fields in (
-        (begun(prefix=True), {"continue_final_message": None}),
-        (begun(prefix=True), {"continue_final_message": None, "add_generation_prompt": False}),
-        (begun(prefix=False), {"add_generation_prompt": False}),
-    ):
-        await posted(http, path, body(path, marked, **fields))
-    assert len({request.prompt_ids for request in submitted}) == 1
-    await posted(http, path, body(path, begun(prefix=False), continue_final_message=False))
-    assert len({request.prompt_ids for request in submitted}) == 2
-
-
-async def test_an_unmarked_turn_of_the_assistant_is_followed_by_another(
-    http: httpx2.AsyncClient, tokenizer: Tokenizer
-) -> None:
-    found = await posted(http, TOKENIZE, {"messages": begun()})
-    text = (
-        f"<|im_start|>user\nHello{END}\n<|im_start|>assistant\nOnce{END}\n<|im_start|>assistant\n"
-    )
-    assert found["tokens"] == ids_of(tokenizer, text)
-
-
-async def test_stop_strings_are_looked_for_in_what_is_new(
-    http: httpx2.AsyncClient, engine: Engine, tokenizer: Tokenizer
-) -> None:
-    engine.script[:] = ids_of(tokenizer, "b, then ab")
-    found = await posted(http, CHAT, body(CHAT, begun("a"), stop=["ab"], max_tokens=100))
-    assert said(CHAT, found) == ("", "b, then ")
 
 
 async def test_a_stored_answer_is_one_turn_with_what_it_goes_on_with(
@@ -199,60 +118,7 @@ async def test_the_prompt_ends_as_the_model_would_have_written_it(
     assert found["tokens"] == ids_of(tokenizer, PROMPT + opening)
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
-async def test_thoughts_that_are_begun_are_gone_on_with(
-    http: httpx2.AsyncClient, engine: Engine, tokenizer: Tokenizer, path: str
-) -> None:
-    engine.script[:] = ids_of(tokenizer, f" so</think>\n\nDone{END}")
-    ways: dict[str, list[dict[str, Any]]] = {
-        CHAT: begun("", reasoning_content="Hm,"),
-        MESSAGES: begun([{"type": "thinking", "thinking": "Hm,", "signature": ""}]),
-        RESPONSES: [*ASKED, {"type": "reasoning", "summary": [{"text": "Hm,"}]}],
-    }
-    turns = ways[path]
-    length = {"max_output_tokens" if path == RESPONSES else "max_tokens": 100}
-    assert said(path, await posted(http, path, body(path, turns, **length))) == (" so", "Done")
-
-
-async def test_a_budget_counts_the_thoughts_that_are_new(
-    http: httpx2.AsyncClient, engine: Engine, tokenizer: Tokenizer
-) -> None:
-    engine.script[:] = ids_of(tokenizer, "abcdef")
-    turns = begun("", reasoning_content="Hm, hm, hm")
-    found = await posted(http, CHAT, body(CHAT, turns, max_tokens=5, thinking_token_budget=2))
-    assert said(CHAT, found)[0] == "ab"
-
-
-async def test_text_after_thoughts_is_text(
-    http: httpx2.AsyncClient, engine: Engine, tokenizer: Tokenizer
-) -> None:
-    engine.script[:] = ids_of(tokenizer, f" <think> </think>{END}")
-    turns = begun("A tag is", reasoning_content="Hm.")
-    found = await posted(http, CHAT, body(CHAT, turns, max_tokens=100))
-    assert said(CHAT, found) == ("", " <think> </think>")
-
-
 # --- forms and calls --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
-@pytest.mark.parametrize("fields", [{}, {"tools": True}])
-async def test_an_answer_of_a_form_is_continued_within_it(
-    http: httpx2.AsyncClient, path: str, fields: dict[str, Any]
-) -> None:
-    if fields:
-        own = {
-            CHAT: TOOLS,
-            RESPONSES: [{"type": "function", "name": "look"}],
-            MESSAGES: [{"name": "look", "input_schema": {"type": "object"}}],
-        }
-        fields = {"tools": own[path]}
-    start = '{"a": '
-    asked = body(path, begun(start), **SCHEMA_FORM, **fields) | {"n": 1}
-    asked |= {"max_output_tokens" if path == RESPONSES else "max_tokens": 40}
-    _, text = said(path, await posted(http, path, asked))
-    assert not text.startswith("{")
-    assert isinstance(json.loads(start + text)["a"], int)
 
 
 async def test_all_choices_go_on_with_a_form(http: httpx2.AsyncClient) -> None:
@@ -260,17 +126,6 @@ async def test_all_choices_go_on_with_a_form(http: httpx2.AsyncClient) -> None:
     found = await posted(http, CHAT, asked | {"temperature": 1.0})
     for choice in found["choices"]:
         assert str(json.loads('{"a": 5' + choice["message"]["content"])["a"]).startswith("5")
-
-
-async def test_a_form_holds_after_thoughts_that_are_begun(
-    http: httpx2.AsyncClient, engine: Engine, tokenizer: Tokenizer
-) -> None:
-    engine.script[:] = ids_of(tokenizer, "so</think>")
-    turns = begun("", reasoning_content="Hm, ")
-    found = await posted(http, CHAT, body(CHAT, turns, **SCHEMA_FORM, max_tokens=60))
-    thoughts, text = said(CHAT, found)
-    assert thoughts == "so"
-    assert list(json.loads(text)) == ["a"]
 
 
 @pytest.mark.parametrize("text", ['{"b', '{"a": 1} ', "<tool_", "<think>a</think>b"])
@@ -302,61 +157,24 @@ async def test_text_that_is_no_open_call_may_be_begun(http: httpx2.AsyncClient, 
         await posted(http, CHAT, asked)
 
 
-async def test_a_call_follows_the_text_that_is_begun(
-    http: httpx2.AsyncClient, engine: Engine, tokenizer: Tokenizer
-) -> None:
-    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-    engine.script[:] = ids_of(tokenizer, f" see.\n{call}{END}")
-    asked = body(CHAT, begun("Let me"), tools=TOOLS, max_tokens=100)
-    (choice,) = (await posted(http, CHAT, asked))["choices"]
-    assert (choice["message"]["content"], choice["finish_reason"]) == (" see.", "tool_calls")
-    assert len(choice["message"]["tool_calls"]) == 1
-
-
 # --- what cannot be continued -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("path", "turns", "fields", "param"),
+    ("asked", "param"),
     [
-        (CHAT, ASKED, {}, "continue_final_message"),
-        (RESPONSES, ASKED, {}, "continue_final_message"),
-        (TOKENIZE, ASKED, {}, "continue_final_message"),
-        (CHAT, begun(), {"add_generation_prompt": True}, "add_generation_prompt"),
-        (RESPONSES, begun(), {"add_generation_prompt": True}, "add_generation_prompt"),
-        (TOKENIZE, begun(), {"add_generation_prompt": True}, "add_generation_prompt"),
-        (
-            CHAT,
-            ASKED,
-            {"continue_final_message": None, "add_generation_prompt": False},
-            "add_generation_prompt",
-        ),
-        (CHAT, [*begun(prefix=True), *ASKED], {}, "messages[1].prefix"),
-        (CHAT, [{"role": "user", "content": "Hi", "prefix": True}], {}, "messages[0].prefix"),
-        (RESPONSES, [*begun(prefix=True), *ASKED], {}, "input[1].prefix"),
-        (RESPONSES, [{"role": "user", "content": "Hi", "prefix": True}], {}, "input[0].prefix"),
-        (CHAT, begun()[1:], {}, "messages"),
-        (MESSAGES, begun()[1:], {}, None),
-        (CHAT, begun(tool_calls=[{"function": {"name": "look"}}]), {}, "messages"),
-        (TOKENIZE, begun(tool_calls=[{"function": {"name": "look"}}]), {}, "messages"),
-        (MESSAGES, begun([{"type": "tool_use", "id": "a", "name": "look"}]), {}, None),
-        (
-            RESPONSES,
-            [*ASKED, {"type": "function_call", "call_id": "a", "name": "look"}],
-            {},
-            "input",
-        ),
-        (CHAT, begun(), {"tools": TOOLS, "tool_choice": "required"}, "messages"),
+        ({"messages": ASKED}, "continue_final_message"),
+        ({"messages": begun(), "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"messages": begun(tool_calls=[{"function": {"name": "look"}}])}, "messages"),
+        ({"prompt": "a"}, "continue_final_message"),
     ],
 )
-async def test_what_cannot_be_continued_is_refused(
-    http: httpx2.AsyncClient, path: str, turns: list[Any], fields: dict[str, Any], param: str | None
+async def test_what_cannot_be_continued_has_no_tokens(
+    http: httpx2.AsyncClient, asked: dict[str, Any], param: str
 ) -> None:
-    asked = {"messages": turns} | CONTINUED | fields if path == TOKENIZE else None
-    found, _ = await refused(http, path, asked or body(path, turns, **fields))
-    assert found == param
+    assert (await refused(http, TOKENIZE, asked | CONTINUED))[0] == param
 
 
-async def test_a_text_has_no_message_to_be_continued(http: httpx2.AsyncClient) -> None:
-    asked = {"prompt": "a"} | CONTINUED
-    assert (await refused(http, TOKENIZE, asked))[0] == "continue_final_message"
+async def test_a_call_that_must_be_made_does_not_continue_a_text(http: httpx2.AsyncClient) -> None:
+    asked = body(CHAT, begun(), tools=TOOLS, tool_choice="required")
+    assert (await refused(http, CHAT, asked))[0] == "messages"

@@ -185,41 +185,6 @@ async def test_a_talk_without_images_says_nothing_of_them(http: httpx2.AsyncClie
     assert not any("images_not_shown" in entry for entry in entries)
 
 
-@pytest.mark.parametrize(
-    ("source", "heard", "not_shown"),
-    [
-        ({"type": "text", "media_type": "text/plain", "data": "A note."}, "A note.", None),
-        ({"type": "content", "content": "A note."}, "A note.", None),
-        (
-            {
-                "type": "content",
-                "content": [{"type": "text", "text": "A note."}, {"type": "image", "source": PNG}],
-            },
-            f"A note.{IMAGE}",
-            "1",
-        ),
-        ({"type": "url", "url": "https://localhost/a.pdf"}, FILE, "1"),
-        ({"type": "content"}, FILE, "1"),
-        (None, FILE, "1"),
-    ],
-)
-async def test_a_document_of_text_is_its_text(
-    http: httpx2.AsyncClient,
-    tokenizer: Tokenizer,
-    submitted: list[Request],
-    source: Json | None,
-    heard: str,
-    not_shown: str | None,
-) -> None:
-    block = {"type": "document", "source": source}
-    for content in (block, result(block)):
-        asked = messages(user({"type": "text", "text": "Read: "}, content))
-        response = await http.post(MESSAGES, json=asked | {"max_tokens": 2})
-        assert response.status_code == 200, response.text
-        assert f"{heard}<|im_end|>" in prompt_of(tokenizer, submitted.pop())
-        assert response.headers.get(HEADER) == not_shown
-
-
 async def test_a_stored_response_remembers_that_there_was_an_image(
     http: httpx2.AsyncClient, tokenizer: Tokenizer, submitted: list[Request]
 ) -> None:
@@ -230,13 +195,3 @@ async def test_a_stored_response_remembers_that_there_was_an_image(
     assert f"What?{IMAGE}<|im_end|>" in prompt_of(tokenizer, submitted[-1])
     listed = (await http.get(f"{RESPONSES}/{first.json()['id']}/input_items")).json()["data"]
     assert [part["type"] for part in listed[0]["content"]] == ["input_text", "input_image"]
-
-
-async def test_what_is_neither_text_nor_image_nor_file_is_refused_in_any_case(
-    engine: Engine, tokenizer: Tokenizer
-) -> None:
-    part = {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}
-    async with served(engine, tokenizer, "placeholder") as http:
-        response = await http.post(CHAT, json=messages(user(part)))
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "messages[0].content[0]"

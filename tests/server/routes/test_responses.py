@@ -8,8 +8,8 @@ import pytest
 
 from engine.types import Submission
 from server.text.tokenizer import Tokenizer
+from tests.api.wire import read_named_events
 from tests.server.harness import (
-    CHAT,
     END,
     MODEL,
     Connection,
@@ -18,15 +18,11 @@ from tests.server.harness import (
     engine_fixture,
     eventually,
     ids_of,
-    own_engine,
     posted,
-    recalled_text,
     serving,
-    talk,
     token_id,
     told,
 )
-from tests.server.routes.test_messages import events_of
 
 RESPONSES = "/v1/responses"
 PARAMETERS = {
@@ -36,7 +32,6 @@ PARAMETERS = {
     "additionalProperties": False,
 }
 LOOK = {"type": "function", "name": "look", "parameters": PARAMETERS}
-CHAT_LOOK = {"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "a"}}\n</tool_call>'
 TURN = f"<think>\nHm.\n</think>\n\nSure.\n{CALL}"
 
@@ -64,38 +59,11 @@ def body(given: Any = "Hello", **fields: Any) -> Json:
     return {"input": given, "temperature": 0} | fields
 
 
-async def answer(http: httpx2.AsyncClient, given: Any = "Hello", **fields: Any) -> Json:
-    """A response, and the same one streamed."""
-    found = await posted(http, RESPONSES, body(given, **fields))
-    streamed = (await stream(http, given, **fields))[-1]["response"]
-    assert nameless(streamed) == nameless(found)
-    return found
-
-
 async def stream(http: httpx2.AsyncClient, given: Any = "Hello", **fields: Any) -> list[Json]:
     response = await http.post(RESPONSES, json=body(given, stream=True, **fields))
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
-    return events(response.text)
-
-
-def events(text: str) -> list[Json]:
-    """The events, which are numbered."""
-    found = events_of(text)
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    return found
-
-
-def nameless(response: Json) -> Any:
-    """What two responses to one request have in common: not their ids, and not their luck with the
-    cache."""
-    output = [
-        {name: value for name, value in item.items() if name not in ("id", "call_id")}
-        for item in response["output"]
-    ]
-    different = ("id", "created_at", "completed_at", "output", "usage")
-    usage = {k: v for k, v in response["usage"].items() if k != "input_tokens_details"}
-    return {k: v for k, v in response.items() if k not in different}, output, usage
+    return read_named_events(response.text)
 
 
 async def refusal(http: httpx2.AsyncClient, **fields: Any) -> Json:
@@ -123,23 +91,11 @@ def says(engine: Engine, tokenizer: Tokenizer, text: str) -> None:
 # --- what is answered ------------------------------------------------------------------------
 
 
-async def test_the_answer_is_what_the_model_says(
-    http: httpx2.AsyncClient, tokenizer: Tokenizer
-) -> None:
-    ids = (await tokenizer.encode_chat(talk())).ids
-    found = await answer(http, max_output_tokens=12)
-    assert text_of(found) == recalled_text(tokenizer, ids, 12)
-    assert (found["status"], found["model"]) == ("incomplete", MODEL)
-    assert found["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert found["usage"]["input_tokens"] == len(ids)
-    assert found["usage"]["output_tokens"] == 12
-    assert found["id"].startswith("resp_")
-
-
 async def test_a_response_has_all_fields_that_open_responses_asks_for(
     http: httpx2.AsyncClient,
 ) -> None:
-    found = await answer(http, max_output_tokens=1, prompt_cache_key="k", presence_penalty=0.5)
+    asked = body(max_output_tokens=1, prompt_cache_key="k", presence_penalty=0.5)
+    found = await posted(http, RESPONSES, asked)
     assert {name: found[name] for name in OPEN_RESPONSES} == {
         "completed_at": None,
         "presence_penalty": 0.5,
@@ -154,126 +110,50 @@ async def test_a_response_has_all_fields_that_open_responses_asks_for(
 async def test_the_tokens_of_an_input_can_be_counted(http: httpx2.AsyncClient) -> None:
     fields = {"instructions": "Be brief.", "tools": [LOOK]}
     response = await http.post(f"{RESPONSES}/input_tokens", json=body(**fields))
-    found = await answer(http, max_output_tokens=1, **fields)
+    found = await posted(http, RESPONSES, body(max_output_tokens=1, **fields))
     assert response.json() == {
         "object": "response.input_tokens",
         "input_tokens": found["usage"]["input_tokens"],
     }
 
 
-async def test_thoughts_text_and_calls_are_items(
-    engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient
-) -> None:
-    says(engine, tokenizer, TURN)
-    found = await answer(http, tools=[LOOK])
-    thoughts, message, call = found["output"]
-    assert found["status"] == "completed"
-    assert thoughts["content"] == [{"type": "reasoning_text", "text": "Hm."}]
-    assert (thoughts["summary"], message["content"][0]["text"]) == ([], "Sure.")
-    assert (call["name"], json.loads(call["arguments"])) == ("look", {"at": "a"})
-    assert call["call_id"].startswith("call_")
-    assert call["id"].startswith("fc_")
-    spent = len("\nHm.\n") + 1
-    assert found["usage"]["output_tokens_details"] == {"reasoning_tokens": spent}
+async def test_a_response_repeats_what_is_in_force(http: httpx2.AsyncClient) -> None:
+    found = await posted(http, RESPONSES, body(top_p=0.25, max_output_tokens=1))
+    assert (found["temperature"], found["top_p"], found["max_output_tokens"]) == (0, 0.25, 1)
+    assert (found["tool_choice"], found["tools"], found["store"]) == ("auto", [], True)
+    assert found["text"] == {"format": {"type": "text"}}
+    assert found["reasoning"] == {"effort": None, "summary": None}
+    assert (found["instructions"], found["metadata"]) == (None, {})
+    assert found["truncation"] == "disabled"
 
 
-async def test_log_probabilities_are_those_of_the_text(
-    engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient
-) -> None:
-    says(engine, tokenizer, "<think>\nHm.</think>Yes.")
-    include = ["message.output_text.logprobs"]
-    found = await answer(http, include=include, top_logprobs=2)
-    (part,) = found["output"][1]["content"]
-    assert [entry["token"] for entry in part["logprobs"]] == ["Y", "e", "s", "."]
-    assert all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
-    (part,) = (await answer(http))["output"][1]["content"]
-    assert part["logprobs"] == []
-
-
-async def test_a_call_that_is_asked_for_satisfies_its_schema(http: httpx2.AsyncClient) -> None:
-    choice = {"type": "function", "name": "look"}
-    found = await answer(http, tools=[{"type": "web_search"}, LOOK], tool_choice=choice)
-    (call,) = found["output"]
-    assert json.loads(call["arguments"]) in ({"at": "a"}, {"at": "b"})
-    assert (found["tool_choice"], len(found["tools"])) == (choice, 1)
-
-
-async def test_the_format_is_enforced(http: httpx2.AsyncClient) -> None:
-    form = {"type": "json_schema", "name": "place", "schema": PARAMETERS}
-    found = await answer(http, text={"format": form})
-    assert json.loads(text_of(found)) in ({"at": "a"}, {"at": "b"})
-
-
-# --- streams ---------------------------------------------------------------------------------
-
-
-async def test_a_stream_says_the_same_piece_by_piece_and_has_no_other_end(
-    engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient
-) -> None:
-    says(engine, tokenizer, TURN)
-    found = await stream(http, tools=[LOOK])
-    deltas: dict[str, str] = {}
-    for event in found:
-        if event["type"].endswith(".delta"):
-            deltas[event["type"]] = deltas.get(event["type"], "") + event["delta"]
-    assert deltas["response.reasoning_text.delta"] == "Hm."
-    assert deltas["response.output_text.delta"] == "Sure."
-    assert json.loads(deltas["response.function_call_arguments.delta"]) == {"at": "a"}
-    assert found[-1]["type"] == "response.completed"
-    raw = await http.post(RESPONSES, json=body(stream=True, max_output_tokens=1))
-    assert b"[DONE]" not in raw.content
-
-
-@pytest.mark.parametrize("as_stream", [True, False])
-async def test_a_fault_of_the_engine_is_a_failed_response(
-    tokenizer: Tokenizer, as_stream: bool
-) -> None:
-    async with own_engine(tokenizer, failing=ids_of(tokenizer, "Z")[0]) as (_, _, http):
-        if not as_stream:
-            whole = await http.post(RESPONSES, json=body("Z"))
-            assert whole.status_code == 500
-            assert whole.json()["error"]["type"] == "server_error"
-            return
-        last = (await stream(http, "Z"))[-1]
-        assert last["type"] == "response.failed"
-        assert last["response"]["status"] == "failed"
-        assert last["response"]["error"]["code"] == "server_error"
-        gone = await http.get(f"{RESPONSES}/{last['response']['id']}")
-        assert gone.status_code == 404
+async def test_a_response_repeats_what_was_asked(http: httpx2.AsyncClient) -> None:
+    form = {"type": "json_schema", "schema": PARAMETERS}
+    same: Json = {
+        "instructions": "Be brief.",
+        "metadata": {"a": "b"},
+        "tool_choice": {"type": "function", "name": "look"},
+        "store": False,
+        "top_logprobs": 1,
+    }
+    asked = body(
+        **same,
+        tools=[LOOK, {"type": "web_search"}],
+        text={"format": form, "verbosity": "low"},
+        reasoning={"effort": "low"},
+        max_tokens=7,
+    )
+    found = await posted(http, RESPONSES, asked)
+    assert found == found | same
+    assert [tool["name"] for tool in found["tools"]] == ["look"]
+    named = form | {"name": "answer", "strict": False}
+    assert found["text"] == {"format": named, "verbosity": "low"}
+    assert (found["reasoning"]["effort"], found["max_output_tokens"]) == ("low", 7)
+    asked = body(tools=[LOOK], tool_choice="required", max_output_tokens=1)
+    assert (await posted(http, RESPONSES, asked))["tool_choice"] == "required"
 
 
 # --- the same prompt -------------------------------------------------------------------------
-
-
-async def test_what_is_sent_back_makes_the_prompt_that_a_chat_would(
-    engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient, prompts: list[str]
-) -> None:
-    says(engine, tokenizer, TURN)
-    items: list[Json] = [{"role": "developer", "content": "Brief."}]
-    items += [{"role": "user", "content": "Hello"}]
-    messages: list[Json] = [*items]
-    system = {"role": "system", "content": "Be good."}
-    said = {"instructions": system["content"], "tools": [LOOK]}
-
-    async def both() -> None:
-        found = await http.post(RESPONSES, json=body(items, **said))
-        chat = {"messages": [system, *messages], "temperature": 0, "tools": [CHAT_LOOK]}
-        message = (await http.post(CHAT, json=chat)).json()["choices"][0]["message"]
-        items.extend(found.json()["output"])
-        messages.append(message)
-
-    await both()
-    call_id = items[-1]["call_id"]
-    items.append({"type": "function_call_output", "call_id": call_id, "output": "sunny"})
-    messages.append({"role": "tool", "tool_call_id": call_id, "content": "sunny"})
-    await both()
-    items.append({"role": "user", "content": "And now?"})
-    messages.append({"role": "user", "content": "And now?"})
-    await both()
-    first, chat_first, second, chat_second, third, chat_third = prompts
-    assert (first, second, third) == (chat_first, chat_second, chat_third)
-    assert second.startswith(first + TURN + END)
-    assert third.startswith(second + TURN + END)
 
 
 @pytest.mark.parametrize("how", ["resent", "stored", "referred to", "packed", "streamed"])
@@ -433,40 +313,6 @@ async def test_a_stored_response_is_not_streamed(http: httpx2.AsyncClient) -> No
 # --- what is refused -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": None}, "input"),
-        ({"input": [{"type": "computer_call"}]}, "input"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_audio"}]}]},
-            "input[0].content[0]",
-        ),
-        ({"input": [{"role": "robot"}]}, "input[0].role"),
-        ({"input": "x" * 5000}, "input"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"background": True}, "background"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tools": [{"name": "x"}]}, "tools[0].type"),
-        ({"tool_choice": {"type": "web_search"}, "tools": [{"type": "web_search"}]}, "tool_choice"),
-        ({"metadata": {"a": 1}}, "metadata.a"),
-        (
-            {"text": {"format": {"type": "json_schema", "strict": True, "schema": {"$ref": "x"}}}},
-            "text.format.schema",
-        ),
-    ],
-)
-async def test_bad_input_is_refused_with_the_name_of_its_parameter(
-    http: httpx2.AsyncClient, fields: Json, param: str
-) -> None:
-    assert (await refusal(http, **fields))["param"] == param
-
-
-async def test_an_unknown_model_is_not_found(http: httpx2.AsyncClient) -> None:
-    assert (await http.post(RESPONSES, json=body(model="gpt-5"))).status_code == 404
-
-
 async def test_what_codex_sends_is_answered(
     engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient
 ) -> None:
@@ -496,5 +342,5 @@ async def test_what_codex_sends_is_answered(
     }
     response = await http.post(RESPONSES, json=asked)
     assert response.status_code == 200, response.text
-    kinds = [item["type"] for item in events(response.text)[-1]["response"]["output"]]
+    kinds = [item["type"] for item in read_named_events(response.text)[-1]["response"]["output"]]
     assert kinds == ["reasoning", "message", "function_call"]

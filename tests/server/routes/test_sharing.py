@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from openai import AsyncOpenAI
 
 from engine.client import EngineClient, TokenStream
 from engine.types import MissReason, PrefixReport, PromptBoundaries, Request, TokenEvent
@@ -49,12 +48,6 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> PrefixReport:
 
     monkeypatch.setattr(TokenStream, "deliver", with_report)
     return MISS
-
-
-@pytest.fixture
-def openai(http: httpx2.AsyncClient) -> AsyncOpenAI:
-    base_url = "http://localhost/v1"
-    return AsyncOpenAI(base_url=base_url, api_key="sk-1", max_retries=0, http_client=http)
 
 
 async def answer(http: httpx2.AsyncClient, path: str, **fields: Any) -> dict[str, Any]:
@@ -202,27 +195,6 @@ async def test_choices_need_a_place_each(tokenizer: Tokenizer) -> None:
 # --- with whom -------------------------------------------------------------------------------
 
 
-async def test_threat_15_only_equal_keys_and_salts_share(
-    http: httpx2.AsyncClient, submitted: list[Request], path: str
-) -> None:
-    keys: list[dict[str, str]] = [
-        {},
-        {"authorization": "Bearer a"},
-        {"authorization": "bearer a"},
-        {"authorization": "Bearer b"},
-    ]
-    for headers in keys:
-        for fields in ({}, {"cache_salt": None}, {"cache_salt": "a"}, {"cache_salt": "b"}):
-            body = BODIES[path](max_tokens=1, n=2, **fields)
-            assert (await http.post(path, json=body, headers=headers)).status_code == 200
-    salts = [request.salt for request in submitted]
-    assert len(salts) == 4 * 4 * 2
-    assert len({salt.tenant for salt in salts}) == 3
-    assert len({salt.client for salt in salts}) == 3
-    assert len(set(salts)) == 9
-    assert salts[8:16] == salts[16:24]
-
-
 async def test_replicas_share_prefixes_if_they_have_the_same_secret(
     engine: Engine, tokenizer: Tokenizer
 ) -> None:
@@ -339,58 +311,6 @@ async def test_what_no_report_came_for_was_not_cached(
 
 
 # --- OpenAI's client -------------------------------------------------------------------------
-
-
-async def test_openais_client_reads_choices_and_cached_tokens(
-    openai: AsyncOpenAI, reported: PrefixReport
-) -> None:
-    found = await openai.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "Hello"}],
-        n=2,
-        seed=3,
-        max_tokens=8,
-        extra_body={"cache_salt": "mine", "cache_report": True},
-    )
-    assert [choice.index for choice in found.choices] == [0, 1]
-    assert all(choice.message.content for choice in found.choices)
-    assert found.usage is not None
-    assert found.usage.prompt_tokens_details is not None
-    assert found.usage.prompt_tokens_details.cached_tokens == reported.cached_tokens
-    assert found.usage.prompt_tokens_details.to_dict()["cache_miss"] == {
-        "left_at": reported.left_at,
-        "reason": "evicted",
-    }
-    stream = await openai.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "Hello"}],
-        n=2,
-        seed=3,
-        max_tokens=8,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-    texts, finishes, usage = ["", ""], 0, None
-    async for chunk in stream:
-        usage = chunk.usage or usage
-        for choice in chunk.choices:
-            texts[choice.index] += choice.delta.content or ""
-            finishes += choice.finish_reason == "length"
-    assert texts == [choice.message.content for choice in found.choices]
-    assert finishes == 2
-    assert usage is not None
-    assert usage.completion_tokens == 16
-    assert usage.prompt_tokens_details is not None
-    assert usage.prompt_tokens_details.cached_tokens == reported.cached_tokens
-
-
-async def test_openais_client_reads_the_choices_of_a_completion(openai: AsyncOpenAI) -> None:
-    found = await openai.completions.create(
-        model=MODEL, prompt="Once upon", n=3, max_tokens=4, seed=3
-    )
-    assert [choice.index for choice in found.choices] == [0, 1, 2]
-    assert found.usage is not None
-    assert found.usage.completion_tokens == 12
 
 
 # --- token ids -------------------------------------------------------------------------------

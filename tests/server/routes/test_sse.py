@@ -10,11 +10,10 @@ from server.chat.generation import Choices
 from server.protocol.answers import Answer, ResponseMetadata
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import ResponseOptions
-from server.protocol.completions import TextAnswer
 from server.routes.answering import DONE, SIGN_OF_LIFE, AnswerStream, event
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import events, finish_of, streamed
-from tests.server.streams import Batches, PreparedStream, fault, prepared, said
+from tests.server.streams import Batches, PreparedStream, prepared, said
 
 PING_S = 1000.0  # silence is prepared
 # From this version on servers refuse a write instead of telling that the client has left.
@@ -42,10 +41,6 @@ async def sent(
 
 def chat_answer(tokenizer: Tokenizer, **fields: Any) -> ChatAnswer:
     return ChatAnswer(METADATA, tokenizer.token_bytes, ResponseOptions(**fields))
-
-
-def text_answer(tokenizer: Tokenizer, **fields: Any) -> TextAnswer:
-    return TextAnswer(METADATA, tokenizer.token_bytes, ResponseOptions(**fields))
 
 
 def bodies(messages: list[Message]) -> list[bytes]:
@@ -89,34 +84,25 @@ async def test_the_headers_forbid_to_keep_or_to_gather(tokenizer: Tokenizer) -> 
 
 
 async def test_silence_gets_a_comment(tokenizer: Tokenizer) -> None:
-    choices, _ = prepared(tokenizer, [[], [], said(tokenizer, "a")])
-    messages = await sent(choices, text_answer(tokenizer))
-    assert bodies(messages)[:3] == [SIGN_OF_LIFE] * 3
-    assert len(events(b"".join(bodies(messages)))) == 1
+    choices, _ = chat_of(tokenizer, [[], [], said(tokenizer, "a")])
+    messages = await sent(choices, chat_answer(tokenizer))
+    assert bodies(messages)[1:3] == [SIGN_OF_LIFE] * 2
+    assert streamed(events(b"".join(bodies(messages)))) == "a"
 
 
 async def test_a_step_without_a_whole_character_writes_nothing(tokenizer: Tokenizer) -> None:
     first, *rest = said(tokenizer, "é")
-    choices, _ = prepared(tokenizer, [[first], rest])
-    messages = await sent(choices, text_answer(tokenizer))
-    assert len(bodies(messages)) == 2  # the sign of life, the character with the end
+    choices, _ = chat_of(tokenizer, [[first], rest])
+    messages = await sent(choices, chat_answer(tokenizer))
+    assert len(bodies(messages)) == 2  # who speaks, the character with the end
 
 
 async def test_steps_of_which_nothing_can_be_sent_are_silence_too(tokenizer: Tokenizer) -> None:
     first, *rest = said(tokenizer, "é")
-    choices, _ = prepared(tokenizer, [[first], rest])
-    messages = await sent(choices, text_answer(tokenizer), ping_s=0.0)
-    assert bodies(messages)[:2] == [SIGN_OF_LIFE] * 2
+    choices, _ = chat_of(tokenizer, [[first], rest])
+    messages = await sent(choices, chat_answer(tokenizer), ping_s=0.0)
+    assert bodies(messages)[1] == SIGN_OF_LIFE
     assert len(bodies(messages)) == 3
-
-
-@pytest.mark.parametrize("answer", [chat_answer, text_answer])
-async def test_usage_comes_last_where_it_was_asked_for(tokenizer: Tokenizer, answer: Any) -> None:
-    choices, _ = prepared(tokenizer, [said(tokenizer, "abc")])
-    messages = await sent(choices, answer(tokenizer, include_usage=True))
-    *chunks, last = events(b"".join(bodies(messages)))
-    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
-    assert all(chunk["usage"] is None for chunk in chunks)
 
 
 async def test_the_chunks_of_several_choices_come_step_by_step(tokenizer: Tokenizer) -> None:
@@ -148,18 +134,6 @@ async def test_the_chunks_of_several_choices_come_step_by_step(tokenizer: Tokeni
     (usage,) = events(last)
     assert usage["usage"]["completion_tokens"] == 4
     assert last.count(DONE) == 1
-
-
-async def test_a_fault_ends_the_stream_with_an_error_and_without_done(
-    tokenizer: Tokenizer,
-) -> None:
-    choices, stream = chat_of(tokenizer, [said(tokenizer, "a", None), [fault("a step failed")]])
-    messages = await sent(choices, chat_answer(tokenizer))
-    *_, last = bodies(messages)
-    error = json.loads(last.removeprefix(b"data: "))["error"]
-    assert error["message"] == "Generation failed: a step failed."
-    assert not any(DONE in body for body in bodies(messages))
-    assert stream.closed
 
 
 @pytest.mark.parametrize("leaves_after", [1, 2, 3])

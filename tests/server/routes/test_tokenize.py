@@ -3,11 +3,13 @@ from typing import Any
 import httpx2
 import pytest
 
+from server.config import LimitsSection
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.server.harness import CHAT, COMPLETIONS, ids_of, own_engine, posted
 
+MAX_MESSAGES = LimitsSection().max_messages
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "é"}]
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks."}}]
 
@@ -76,6 +78,19 @@ async def test_a_text_comes_back_from_its_tokens(http: httpx2.AsyncClient, text:
         ("/tokenize", {"prompt": 5}, 400, "prompt"),
         ("/tokenize", {"prompt": "a", "model": "gpt-5"}, 404, "model"),
         ("/tokenize", {"messages": [{"role": "tool", "content": [5]}]}, 400, "messages[0].content"),
+        ("/tokenize", {"prompt": "a", "content": "a"}, 400, None),
+        ("/tokenize", {"content": [1]}, 400, "content"),
+        ("/tokenize", {"messages": []}, 400, "messages"),
+        ("/tokenize", {"messages": [{"role": "user"}] * (MAX_MESSAGES + 1)}, 400, "messages"),
+        ("/tokenize", {"prompt": "a", "tools": TOOLS}, 400, "tools"),
+        ("/tokenize", {"messages": MESSAGES, "tools": TOOLS * 2}, 400, "tools[1].function.name"),
+        ("/tokenize", {"messages": MESSAGES, "parse_special": "no"}, 400, "parse_special"),
+        (
+            "/tokenize",
+            {"messages": MESSAGES, "add_special_tokens": True},
+            400,
+            "add_special_tokens",
+        ),
         ("/tokenize", {"prompt": "a", "with_pieces": True}, 400, "with_pieces"),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": [1, VOCAB]}, 400, "tokens"),
