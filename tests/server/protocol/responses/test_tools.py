@@ -20,12 +20,6 @@ from server.text.conversation import Tool, ToolChoice
 
 TOOLS: TypeAdapter[Any] = TypeAdapter(list[FlatTool])
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": True}
-OTHERS = [
-    {"type": "tool_search", "execution": 5},
-    {"type": "web_search", "filters": None},
-    {"type": "custom", "name": "look", "format": {"type": "text"}},
-    {"type": "mcp", "server_label": "x", "parameters": "none"},
-]
 
 
 def read(*given: Any) -> tuple[Tool, ...]:
@@ -40,32 +34,6 @@ def group(namespace: str, *names: str, **more: Any) -> dict[str, Any]:
 def chosen(given: Any, *names: str) -> ToolChoice:
     choice = FlatToolChoice.model_validate_json(json.dumps(given))
     return read_tool_choice(choice, tuple(Tool(name) for name in names))
-
-
-def test_functions_are_read_and_what_is_none_is_left_out() -> None:
-    found = read(*OTHERS, LOOK, {"type": "function", "name": "wait", "description": "Waits."})
-    assert found == (
-        Tool("look", None, {"type": "object"}, strict=True),
-        Tool("wait", "Waits.", None),
-    )
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ([LOOK, LOOK], "tools[1].name"),
-        ([*OTHERS, LOOK | {"name": "a b"}], "tools[4].name"),
-        ([LOOK] * 257, "tools"),
-        ([group("n", "a", "b c")], "tools[0].tools[1].name"),
-        ([group("n m", "a")], "tools[0].tools[0].name"),
-        ([group("n", "a", "a")], "tools[0].tools[1].name"),
-        ([group("n", *(f"f{n}" for n in range(257)))], "tools"),
-    ],
-)
-def test_a_function_that_cannot_be_called_is_named(given: Any, param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        read(*given)
-    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(
@@ -87,23 +55,6 @@ def test_choices_are_flat_and_are_repeated_as_the_sdk_types_them(
     kind = ToolChoiceFunction if choice.mode == "named" else ToolChoiceAllowed
     assert kind.model_validate(said, strict=True).to_dict() == said
     assert chosen(said, "look", "wait") == choice
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"type": "web_search"}, "tool_choice"),
-        ({"type": "custom", "name": "look"}, "tool_choice"),
-        ({"type": "function", "name": "none"}, "tool_choice"),
-        ({"type": "allowed_tools", "mode": "never", "tools": [LOOK]}, "tool_choice.mode"),
-        ({"type": "allowed_tools"}, "tool_choice.tools"),
-        ({"type": "allowed_tools", "tools": [LOOK, OTHERS[1]]}, "tool_choice.tools[1]"),
-    ],
-)
-def test_a_choice_of_what_is_no_function_is_refused(given: Any, param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        chosen(given, "look")
-    assert caught.value.param == param
 
 
 @pytest.mark.parametrize(
