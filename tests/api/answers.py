@@ -425,6 +425,22 @@ CALLS = (
         )
         for end in ("", "</tool_call>")
     ),
+    Behaviour(
+        "a call with half a character is text for who wants objects",
+        says='<tool_call>\n{"name": "look", "arguments": {"at": "\\ud800"}}\n</tool_call>',
+        ask=Ask(tools=BOTH),
+        text="",
+        calls=[("look", {"at": "\ud800"})],
+        finish="tool_calls",
+        but={
+            api: {
+                "text": '<tool_call>\n{"name": "look", "arguments": {"at": "\\ud800"}',
+                "calls": [],
+                "finish": "stop",
+            }
+            for api in (MESSAGES, OLLAMA)
+        },
+    ),
     Behaviour("nobody calls without tools", says=call("wait")),
     Behaviour(
         "nobody calls where it is forbidden",

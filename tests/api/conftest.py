@@ -1,6 +1,6 @@
 """One server for the whole table, whose model says what it is told."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ async def started(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[Server]
     heard: list[Request] = []
     submit = engine.client.submit_choices
 
-    def noted(*arguments: Any, **options: Any) -> Sequence[TokenStream]:
+    def noted(*arguments: Any, **options: Any) -> list[TokenStream]:
         streams = submit(*arguments, **options)
         heard.extend(stream.request for stream in streams)
         return streams

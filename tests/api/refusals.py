@@ -30,8 +30,9 @@ from tests.server.harness import Json
 
 LIMITS = LimitsSection()
 NAN, INFINITE = float("nan"), float("inf")
-NO_NUMBERS = (NAN, INFINITE, -INFINITE, "zebra", True, [], {}, [1])
+NO_NUMBERS: tuple[Any, ...] = (NAN, INFINITE, -INFINITE, "zebra", True, [], {}, [1])
 TOO_BIG = (2**70, -(2**70), 10**400)
+NO_SCALARS: tuple[Any, ...] = ([1], {}, "zebra" * 60, 2**31, -(2**31), [True])
 NO_WHOLE = (*NO_NUMBERS, *TOO_BIG, 1.5, "5")
 WITH_CHOICE = (*OPENAIS, MESSAGES)
 LOOK = {"name": "look", "parameters": PLACE}
@@ -208,7 +209,7 @@ THINKING = (
         param="chat_template_kwargs.enable_thinking", apis=WITH_CHOICE),
     Refusal("an argument of the template is a short text or a number", bodies=[
         {"chat_template_kwargs.other": value}
-        for value in ([1], {}, "zebra" * 60, 2**31, -(2**31), [True])
+        for value in NO_SCALARS
     ], param="chat_template_kwargs.other", apis=WITH_CHOICE),
     Refusal("a template takes what it takes", bodies=(
         {"chat_template_kwargs.thinking_budget": 5},), param="chat_template_kwargs.thinking_budget",

@@ -89,6 +89,16 @@ async def test_a_number_beyond_all_numbers_is_named(server: Server, api: Api, nu
     assert (response.status_code, api.read_error(response).names("temperature")) == (400, True)
 
 
+@pytest.mark.parametrize("api", [*OPENAIS, COMPLETIONS], ids=repr)
+async def test_options_of_a_stream_need_one(server: Server, api: Api) -> None:
+    for stream in (None, False):
+        for options in ({}, {"include_usage": True}):
+            body = api.write(Ask()) | {"stream": stream, "stream_options": options}
+            response = await server.post(api, body)
+            assert response.status_code == 400
+            assert api.read_error(response).names("stream_options")
+
+
 @pytest.mark.parametrize("api", FOUR, ids=repr)
 async def test_wherever_an_answer_is_cut_off_a_stream_says_the_same(
     server: Server, api: Api

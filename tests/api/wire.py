@@ -370,7 +370,7 @@ class Responses(Api):
 
     @staticmethod
     def write_tool(tool: Tool) -> Json:
-        return {"type": "function"} | write_tool(tool)["function"]
+        return {"type": "function", **write_tool(tool)["function"]}
 
     @staticmethod
     def write_items(turn: Turn) -> Iterable[Json]:
@@ -520,7 +520,7 @@ class Messages(Api):
         body |= {"max_tokens": LENGTH if ask.length is None else ask.length}
         body |= {"tools": list(map(self.write_tool, ask.tools))} if ask.tools else {}
         kind = {None: "auto", "none": "none", "required": "any"}.get(ask.choice, "tool")
-        choice = {"type": kind} | ({"name": ask.choice} if kind == "tool" else {})
+        choice: Json = {"type": kind} | ({"name": ask.choice} if kind == "tool" else {})
         choice |= {"disable_parallel_tool_use": True} if ask.one_call else {}
         body |= {"tool_choice": choice} if ask.choice or ask.one_call else {}
         body |= {"stop_sequences": list(ask.stop)} if ask.stop else {}
@@ -568,7 +568,8 @@ class Messages(Api):
         AnthropicMessage.model_validate(body)
         assert (body["type"], body["role"], body["model"]) == ("message", "assistant", MODEL)
         assert body["id"].startswith("msg_")
-        usage, reason = body["usage"], body["stop_reason"]
+        usage: Json = body["usage"]
+        reason: str = body["stop_reason"]
         assert (reason == "stop_sequence") == (body["stop_sequence"] is not None)
         counts = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
         answer = Answer(

@@ -84,7 +84,7 @@ async def both_turns(
 
 def goes_on(first: Json, second: Json) -> bool:
     """Whether all of a prompt and its answer is the beginning of the next prompt."""
-    so_far = first["usage"]["total_tokens"]
+    so_far: int = first["usage"]["total_tokens"]
     cached: int = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     return so_far - 16 <= cached <= so_far
 
