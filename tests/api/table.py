@@ -84,6 +84,18 @@ class Behaviour:
         }
         assert not wrong, f"what came, and what was wanted: {wrong}"
         assert len(set(answer.ids)) == len(answer.ids)
+        self._check_logprobs(answer)
+
+    def _check_logprobs(self, answer: Answer) -> None:
+        """A greedy answer's tokens are the likeliest ones, and their bytes are the text's."""
+        told = [one for one in answer.logprobs if "bytes" in one]
+        for one in told:
+            top = one["top_logprobs"]
+            assert len(top) == self.ask.logprobs
+            assert [other["logprob"] for other in top[:1]] in ([], [one["logprob"]])
+            assert one["logprob"] < 0
+        text = bytes(byte for one in told for byte in one["bytes"]).decode()
+        assert not told or text.endswith(answer.text)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,22 @@ from server.text.conversation import ToolCall, Turn
 from server.text.tokenizer import Tokenizer
 from tests.api.answers import BOTH, call, think
 from tests.api.conftest import Server
-from tests.api.wire import ALL, FOUR, HELLO, Api, Ask
+from tests.api.wire import (
+    ALL,
+    CHAT,
+    COMPLETIONS,
+    FOUR,
+    HELLO,
+    MESSAGES,
+    RESPONSES,
+    Api,
+    Ask,
+    read_named_events,
+)
 from tests.server.harness import END, Connection, eventually, ids_of, own_engine, token_id
 
 ONE = Ask(length=1)
+LONG = Ask((Turn("user", "x" * 40),), length=1)  # more than a block of the cache
 TURN = think("Hm.", f"Sure.\n{call('look', at='a')}")
 PING_S = 0.02
 BUSY = {"rate_limit_error", ""}
@@ -152,3 +164,27 @@ async def test_threat_15_only_equal_keys_and_salts_share(server: Server, api: Ap
     assert len({salt.client for salt in salts}) == 3
     assert len(set(salts)) == 9
     assert salts[4:8] == salts[8:12] == salts[12:16]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_the_cache_did_not_have_is_reported_where_it_is_wanted(
+    tokenizer: Tokenizer, streamed: bool
+) -> None:
+    miss = '"cache_miss":{"left_at":0,"reason":"never_cached"}'
+    async with own_engine(tokenizer) as (_, _, http):
+        for api in (CHAT, COMPLETIONS, RESPONSES, MESSAGES):
+            for report in (True, False):
+                body = api.write(LONG) | {"cache_report": report, "cache_salt": f"{api}, {report}"}
+                wanted = api.with_stream(body) if streamed else body
+                response = await http.post(api.path, json=wanted)
+                assert (miss in response.text) is report, response.text
+
+
+async def test_a_response_that_failed_is_not_stored(tokenizer: Tokenizer) -> None:
+    async with own_engine(tokenizer, failing=token_id(tokenizer, "#")) as (engine, _, http):
+        engine.script[:] = ids_of(tokenizer, "abc#d")
+        body = RESPONSES.with_stream(RESPONSES.write(Ask()))
+        failed = read_named_events((await http.post(RESPONSES.path, json=body)).text)[-1]
+        stored = await http.get(f"{RESPONSES.path}/{failed['response']['id']}")
+        assert (failed["type"], stored.status_code) == ("response.failed", 404)
+        assert failed["response"]["output"][0]["content"][0]["text"] == "abc#"
