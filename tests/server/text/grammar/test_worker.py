@@ -136,7 +136,12 @@ async def test_who_gets_no_processor_is_to_come_back(read: GrammarTokenizer) -> 
     await worker.close()
 
 
-async def test_after_the_end_of_the_process_another_one_estimates(made: GrammarWorker) -> None:
+async def test_after_the_end_of_the_process_another_one_estimates(
+    read: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "QUICK_CPU_S", 5.0)
+    monkeypatch.setattr(module, "QUICK_WALL_S", 20.0)
+    made = GrammarWorker(read.text, read.facts, replace(LIMITS, max_compile_s=5.0))
     before = len(children())
     task = asyncio.create_task(made.estimate(BOMB))
     await eventually(lambda: len(children()) > before + 1)
@@ -147,6 +152,7 @@ async def test_after_the_end_of_the_process_another_one_estimates(made: GrammarW
         await task
     assert "judges grammars has failed: its process ended with -9" in entries[0]["event"]
     assert (await made.estimate(SIMPLE)).refusal is None
+    await made.close()
 
 
 async def test_who_has_left_leaves_no_trace(made: GrammarWorker) -> None:
