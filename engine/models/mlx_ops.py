@@ -240,10 +240,13 @@ class MlxOps:
         return mx.fast.rms_norm(x, self._vectors[norm.name], self._eps)
 
     def _multiply(self, x: mx.array, matrix: Matrix) -> mx.array:
-        return self._multiply_each(x, (matrix,))[0]
+        rotation = self._rotations.get(matrix.name)
+        return self._product(x if rotation is None else rotation.apply(x), matrix)
 
     def _multiply_each(self, x: mx.array, product: Product) -> list[mx.array]:
         """Multiply x by each matrix. Matrices with the same rotation share one rotated x."""
+        if not self._rotations:
+            return [self._product(x, matrix) for matrix in product]
         rotations = [self._rotations.get(matrix.name) for matrix in product]
         inputs = {each: x if each is None else each.apply(x) for each in dict.fromkeys(rotations)}
         return [self._product(inputs[r], m) for r, m in zip(rotations, product, strict=True)]
