@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 MAX_QUOTE = 300
 # The first part of the names of journals of engines that died (engine/journal.py).
 DEATHS = "deaths-"
-# A backend is avoided after so many crashes of the machine while it served.
+# The number of crashes of the machine while a backend served, after which the backend is avoided.
 MAX_CRASHES = 2
 # On a Mac, only F_FULLFSYNC makes a file survive a crash; fsync leaves it in the drive's cache.
 FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
@@ -216,7 +216,8 @@ def _is_left_behind(path: Path) -> bool:
 def _words(path: Path) -> str:
     """Return what a file tells, and the path with "~" for the home folder, because people publish
     reports."""
-    what, at = _field(path, "what"), _field(path, "at")
+    record = read_record(path)
+    what, at = record.get("what"), record.get("at")
     shown = str(path).replace(str(Path.home()), "~")
     if not (isinstance(what, str) and isinstance(at, str) and what):
         return f"something that its file does not tell ({shown})"
