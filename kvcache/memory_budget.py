@@ -264,12 +264,12 @@ def _within_addresses(
     if request.address_bytes is None or request.kv_backend is not KVBackend.SPARSE:
         return plan
     room, layout = request.address_bytes // ADDRESS_PARTS, plan.layout
-    fitting = room // (plan.max_num_seqs + 1) // layout.block_bytes * layout.tokens_per_block
+    blocks = room // (plan.max_num_seqs + 1) // layout.block_bytes
     shortest = request.max_model_len or SMALLEST_CONTEXT_TOKENS
-    max_len = min(plan.max_model_len, max(shortest, fitting))
+    max_len = min(plan.max_model_len, max(shortest, blocks * layout.tokens_per_block))
     layout = _layout(request, layout.shape, max_len, plan.kv_budget_bytes, system_page_bytes)
-    fitting = room // (layout.blocks_for(max_len) * layout.block_bytes)
-    buffers = min(plan.max_buffers, max(2, fitting))
+    buffer_bytes = layout.blocks_for(max_len) * layout.block_bytes
+    buffers = min(plan.max_buffers, max(2, room // buffer_bytes))
     sequences, note = min(plan.max_num_seqs, buffers - 1), plan.note
     if (max_len, sequences) != (plan.max_model_len, plan.max_num_seqs):
         note = (
@@ -277,8 +277,14 @@ def _within_addresses(
             f"that leaves {sequences} sequences of {max_len} tokens; lower --max-num-seqs for "
             "longer ones, or --max-model-len for more of them"
         )
-    fitting_plan = replace(plan, layout=layout, max_buffers=buffers, note=note)
-    return replace(fitting_plan, max_model_len=max_len, max_num_seqs=sequences)
+    return replace(
+        plan,
+        layout=layout,
+        max_model_len=max_len,
+        max_num_seqs=sequences,
+        max_buffers=buffers,
+        note=note,
+    )
 
 
 def slots_within(
