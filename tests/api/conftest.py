@@ -9,14 +9,13 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from engine.client import TokenStream
 from engine.types import Request
 from server.text.tokenizer import Tokenizer
 from tests.api.table import Behaviour
 from tests.api.wire import Answer, Api
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
-from tests.server.harness import END, Engine, Json, engine_fixture, ids_of, told
+from tests.server.harness import END, Engine, Json, engine_fixture, ids_of, recorded, told
 
 MAX_LEN = 900
 
@@ -81,14 +80,7 @@ engine = engine_fixture(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def started(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[Server]:
-    heard: list[Request] = []
-    submit = engine.client.submit_choices
-
-    def noted(*arguments: Any, **options: Any) -> list[TokenStream]:
-        streams = submit(*arguments, **options)
-        heard.extend(stream.request for stream in streams)
-        return streams
-
+    heard, noted = recorded(engine)
     engine.client.submit_choices = noted  # type: ignore[method-assign]
     async with told(engine, tokenizer) as http:
         yield Server(http, engine, tokenizer, heard)

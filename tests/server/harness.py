@@ -17,7 +17,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
-from engine.client import EngineClient
+from engine.client import EngineClient, TokenStream
+from engine.types import Request
 from kvcache.views import KVViews
 from server.chat.salts import Salts
 from server.chat.served_model import ServedModel
@@ -195,6 +196,19 @@ def recalled_text(tokenizer: Tokenizer, prompt_ids: tuple[int, ...], count: int)
     """What an engine without a script answers when it is greedy."""
     ids = recall_many(prompt_ids, count, len(SHAPE.layers), VOCAB)
     return decoded(tokenizer, ids)
+
+
+def recorded(engine: Engine) -> tuple[list[Request], Callable[..., list[TokenStream]]]:
+    """A list of requests, and a function in place of submit_choices that adds to it."""
+    requests: list[Request] = []
+    submit = engine.client.submit_choices
+
+    def noted(*arguments: Any, **options: Any) -> list[TokenStream]:
+        streams = submit(*arguments, **options)
+        requests.extend(stream.request for stream in streams)
+        return streams
+
+    return requests, noted
 
 
 def decoded(tokenizer: Tokenizer, ids: list[int]) -> str:
