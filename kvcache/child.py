@@ -274,7 +274,7 @@ def serve(calls: socket.socket, modules: Sequence[str], prepare: Sequence[Any] |
 
 
 def _has_ended(pid: int, connection: socket.socket) -> bool:
-    """Reap a forked process if it has ended. Kill it if nobody waits for its result any more."""
+    """Reap a forked process if it has ended. Kill it if the caller has closed the connection."""
     ended, status = os.waitpid(pid, os.WNOHANG)
     if ended:
         with connection, suppress(OSError):

@@ -113,7 +113,7 @@ class Refusal:
     """What the error names; "": the field."""
     status: int = 400
     message: str = ""
-    """A part of what is said."""
+    """A part of the error's message."""
     apis: Sequence[Api] = FOUR
     but: Differences = field(default_factory=dict)
 

@@ -205,7 +205,7 @@ def test_threat_19_a_process_is_given_no_keys_and_no_files_of_the_folder(
 def open_call(
     calls: socket.socket, work: Any, *arguments: Any, limits: Limits = LIMITS
 ) -> socket.socket:
-    """The connection of a call, which nobody watches."""
+    """The connection of a call whose limits no parent enforces."""
     ours, theirs = socket.socketpair()
     ours.settimeout(WITHIN_S)
     with theirs, module._write_file([work, arguments, astuple(limits)]) as request:

@@ -150,6 +150,6 @@ class _Queue:
             self._room += 1
         loop = asyncio.get_running_loop()
         running = loop.run_in_executor(self._threads, work, self.limits, *arguments)
-        # The work goes on until its limits even if nobody waits for its result any more.
+        # The work goes on until its limits even if the client has left.
         running.add_done_callback(lambda _: self._turns.release())
         return await asyncio.shield(running)

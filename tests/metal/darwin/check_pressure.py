@@ -1,7 +1,7 @@
 """A Mac whose memory macOS calls short ("warning", as with any larger model) works on.
 
-Where nothing of what the GPU's cache holds can be given back, giving up company and prefixes would
-help nobody. Where the release test has passed, free heaps go, and no more.
+Unless the release test has passed, no memory of the GPU's cache can be released, so that a warning
+ends no sequence and evicts no prefix. After that test, a warning releases free heaps alone.
 """
 
 import asyncio

@@ -199,9 +199,9 @@ def one_operation_each() -> Iterator[None]:
 
 
 def commands(operations: Sequence[Operation], tokens: int, split_rows: int = 0) -> int:
-    """How many commands the operations of a step over so many tokens have. split_rows: of a product
-    on an M1 or M2, which has two commands for eight rows and a large matrix with few outputs (MLX's
-    get_qmv_batch_limit and qmm_splitk)."""
+    """The number of commands of a step's operations. tokens: the length of each sequence.
+    split_rows: the step's rows on an M1 or M2, where a product of eight rows with a large matrix of
+    few outputs is two commands (MLX's get_qmv_batch_limit and qmm_splitk)."""
     several = {"decode_attention": 2 if tokens > 256 else 1, "gated_delta": 2}
     total = 0
     for name, buffers, scattered in operations:

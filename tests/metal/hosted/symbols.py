@@ -5,8 +5,9 @@
 
 Two compilers inline differently, so that the symbols that they import are not quite the same: such
 differences are printed, and so are exports beside Python's entry, such as the type information that
-Apple's C++ library leaves. What must be equal is which libraries are loaded, what is left for dyld
-to search, and nanobind's tag; the entry must be there. Where that is not so, the exit code is 1.
+Apple's C++ library leaves. Three things must be equal: the loaded libraries, the symbols that dyld
+searches for, and nanobind's tag. The entry must be there. If one of these fails, the exit code is
+1.
 """
 
 import dataclasses
