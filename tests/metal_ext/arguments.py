@@ -6,10 +6,9 @@ import errno
 import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import EllipsisType
+from typing import Any
 
 import mlx.core as mx
 
@@ -18,6 +17,7 @@ from metal_ext import (
     CopyCounter,
     CpuWorkers,
     GatedDelta,
+    Geometry,
     Heap,
     Layer,
     Mapper,
@@ -61,6 +61,9 @@ BLOCKS = SHAPE.blocks_per_range
 OUTPUTS, INPUTS, VOCABULARY, EXPERTS = 64, 32, 100, 3
 DELTA = DeltaLayer(DeltaShape(key_heads=1, value_heads=2, key_dim=16))
 SLOT_BYTES = 4 * DELTA.shape.numbers
+# Which functions look at what a layer was made with.
+LAYERED, REGIONS = ("append", "decode_attention", "project_append"), ("key_region", "value_region")
+Call = tuple[Callable[..., object], dict[str, Any]]
 
 BEYOND = [-1, -(2**63), -(2**63) - 1, -(10**40)]
 BEYOND += [2**31, 2**32, 2**32 + 1, 2**62, 2**63 - 1, 2**63, 2**64, 2**64 + 1, 10**40]
@@ -79,451 +82,224 @@ class Setting:
     """Everything valid, so that one argument at a time can be wrong."""
 
     def __init__(self) -> None:
-        self.heap = Heap.shared(SHAPE.geometry())
-        self.range = SHAPE.mapped(MAPPED_BLOCKS, self.heap)
+        heap = Heap.shared(SHAPE.geometry())
+        self.range = SHAPE.mapped(MAPPED_BLOCKS, heap)
         self.mapper = Mapper()
-        self.workers = CpuWorkers(1)
-        self.rows = RowTable([(self.range, 0, 2), (self.range, 2, 1)])
-        self.two_rows = RowTable([(self.range, 0, 2)])
-        self.layer = Layer(0, 1, mx.float32)
-        self.token = mx.zeros((1,))
-        self.heads = mx.zeros((2, 2, 32))
-        self.weight = mx.ones((32,))
-        self.packed = PackedLinear([mx.ones((OUTPUTS, INPUTS))], self.workers, [])
-        self.down = PackedLinear([mx.ones((INPUTS, OUTPUTS // 2))], self.workers, [])
-        self.router = PackedLinear([mx.ones((EXPERTS, INPUTS))], self.workers, [])
-        both, back = mx.ones((EXPERTS, OUTPUTS, INPUTS)), mx.ones((EXPERTS, INPUTS, OUTPUTS // 2))
-        self.experts = PackedExperts([both], self.workers, [])
-        self.experts_down = PackedExperts([back], self.workers, [])
-        self.x = mx.ones((2, INPUTS))
-        self.words, self.scales, self.biases = mx.quantize(mx.ones((OUTPUTS, INPUTS)), 32, 4)
-        self.logits = mx.zeros((2, VOCABULARY))
-        self.choices = mx.array([[1.0, 0, 1, 0, 0.5]] * 2)
+        self.workers = workers = CpuWorkers(1)
         self.slots = Slots(DELTA.shape, count=1, offset=0)
+        self.rows = RowTable([(self.range, 0, 2), (self.range, 2, 1)])
+        self._heap, self._layer = heap, Layer(0, 1, mx.float32)
+        self._weight, self._heads = mx.ones((INPUTS,)), mx.zeros((2, 2, 32))
+        self._x = mx.ones((2, INPUTS))
+        self._packed = PackedLinear([mx.ones((OUTPUTS, INPUTS))], workers, [])
+        self.calls = self._memory_calls() | self._cache_calls() | self._weight_calls()
 
-    def map(self, heap_block: int = 0, block: int = 4, count: int = 1) -> None:
-        self.range.map(self.heap, heap_block, block, count, writable=True)
+    def call(self, place: str, value: object) -> Any:
+        """Call a function with that value in a place of its arguments."""
+        name, path = place.removesuffix(")").split("(")
+        function, arguments = self.calls[name]
+        argument, *rest = path.split(".")
+        changed = {argument: _changed(arguments[argument], rest, value)}
+        if argument == "keys":  # which are as values are
+            changed["values"] = value
+        return function(**(arguments | changed))
 
-    def attend(
-        self,
-        first_row: int = 0,
-        kv_heads: int = 2,
-        layer: Layer | None = None,
-        queries: mx.array | None = None,
-        token: mx.array | None = None,
-    ) -> mx.array:
-        return decode_attention(
-            self.token if token is None else token,
-            self.heads if queries is None else queries,
-            self.rows,
-            first_row,
-            layer or self.layer,
-            kv_heads,
-            1.0,
-            self.workers,
-        )
-
-    def attend_chunk(
-        self,
-        segment: int = 0,
-        kv_heads: int = 2,
-        queries: mx.array | None = None,
-        token: mx.array | None = None,
-    ) -> mx.array:
-        return chunk_attention(
-            self.token if token is None else token,
-            self.heads if queries is None else queries,
-            self.rows,
-            segment,
-            self.layer,
-            kv_heads,
-            1.0,
-            self.workers,
-        )
-
-    def write(self, layer: Layer | None = None, **arrays: mx.array) -> mx.array:
-        given = {"token": self.token, "keys": self.heads, "values": self.heads} | arrays
-        return append(**given, rows=self.two_rows, layer=layer or self.layer, workers=self.workers)
-
-    def project(
-        self,
-        layer: Layer | None = None,
-        q_weight: mx.array | None = None,
-        k_weight: mx.array | None = None,
-        **arrays: mx.array,
-    ) -> tuple[mx.array, mx.array]:
-        one, other = (self.weight if x is None else x for x in (q_weight, k_weight))
-        given = {
-            "token": self.token,
-            "queries": self.heads,
-            "keys": self.heads,
-            "values": self.heads,
-            "angles": rope_angles(self.two_rows, RopeTable([1.0] * 16), self.workers),
+    def _memory_calls(self) -> dict[str, Call]:
+        block = {"heap": self._heap, "heap_block": 0, "block": 4, "count": 1, "writable": True}
+        memory, slot = self.slots.memory, self.slots.address(0)
+        sizes = {"page_bytes": PAGE, "tokens_per_block": SHAPE.tokens_per_block}
+        counts = {"blocks_per_heap": BLOCKS, "blocks_per_range": BLOCKS}
+        return {
+            "Geometry": (Geometry, sizes | counts | {"region_row_bytes": [256, 256]}),
+            "AddressRange.map": (self.range.map, block),
+            "Mapper.map": (self.mapper.map, block | {"range": self.range}),
+            "Mapper.refused": (self.mapper.refused, {"ticket": 1}),
+            "Mapper.unmap": (self.mapper.unmap, {"range": self.range, "block": 0, "count": 1}),
+            "Mapper.release": (self.mapper.release, {"heap": self._heap, "block": 0, "count": 1}),
+            "Mapper.wait": (self.mapper.wait, {"ticket": 0, "timeout_s": 0.0}),
+            "CpuWorkers": (CpuWorkers, {"threads": 1}),
+            "RowTable": (RowTable, {"segments": [(self.range, 0, 1)]}),
+            "StateMemory": (StateMemory, {"bytes": PAGE}),
+            "StateMemory.release": (memory.release, {"offset": 0, "bytes": PAGE}),
+            "StateMemory.committed": (memory.committed, {"offset": 0, "bytes": PAGE}),
+            "StateRows": (
+                StateRows,
+                {"segments": [(2, 0, [(1, slot), (2, slot)])], "memories": [memory]},
+            ),
         }
-        return project_append(
-            **(given | arrays),
-            norms=(one, other, 1e-6),
-            rows=self.two_rows,
-            layer=layer or self.layer,
-            workers=self.workers,
-        )
 
-    def view(
-        self,
-        region: int = 0,
-        tokens: int = 1,
-        kv_heads: int = 2,
-        head_dim: int = 32,
-        token: mx.array | None = None,
-    ) -> mx.array:
-        return region_view(
-            self.token if token is None else token,
-            self.range,
-            region,
-            tokens,
-            kv_heads,
-            head_dim,
-            mx.float32,
-        )
-
-    def copy(
-        self,
-        source_block: int = 0,
-        target_block: int = 1,
-        tokens: int = 1,
-        token: mx.array | None = None,
-    ) -> mx.array:
-        return block_copy(
-            self.token if token is None else token,
-            self.range,
-            source_block,
-            self.range,
-            target_block,
-            tokens,
-            CopyCounter(),
-        )
-
-    def pack(
-        self,
-        bits: int = 4,
-        group: int = 32,
-        words: mx.array | None = None,
-        scales: mx.array | None = None,
-        biases: mx.array | None = None,
-    ) -> PackedLinear:
-        codes = (
-            self.scales if scales is None else scales,
-            self.biases if biases is None else biases,
-            bits,
-            group,
-        )
-        return PackedLinear([self.words if words is None else words], self.workers, [codes])
-
-    def multiply(self, **arrays: mx.array) -> mx.array:
-        given = {"x": self.x, "norm": mx.ones((INPUTS,)), "residual": mx.ones((2, OUTPUTS))}
-        return linear(packed=self.packed, workers=self.workers, eps=1e-6, **(given | arrays))
-
-    def multiply_heads(
-        self, heads: Sequence[int] = (2, 1, 1), **arrays: mx.array
-    ) -> list[mx.array]:
-        given = {"x": self.x, "norm": mx.ones((INPUTS,)), "residual": mx.ones((2, OUTPUTS))}
-        return linear_heads(
-            packed=self.packed, workers=self.workers, heads=heads, eps=1e-6, **(given | arrays)
-        )
-
-    def states(
-        self, count: int = 2, read: int = 0, rows: int = 1, write: int | EllipsisType = ...
-    ) -> StateRows:
-        slot = self.slots.address(0)
-        on_the_way = [(rows, slot)] if count == 2 else []
-        last = slot if isinstance(write, EllipsisType) else write
-        return StateRows([(count, read, [*on_the_way, (count, last)])], [self.slots.memory])
-
-    def recur(self, offset: int = 0, **arrays: mx.array) -> tuple[mx.array, mx.array]:
+    def _cache_calls(self) -> dict[str, Call]:
+        two, source = RowTable([(self.range, 0, 2)]), {"source": self.range, "source_block": 0}
+        target = {"target": self.range, "target_block": 1, "tokens": 1, "counter": CopyCounter()}
+        token, heads = {"token": mx.zeros((1,))}, self._heads
+        kept = {"layer": self._layer, "workers": self.workers}
+        reads = token | kept | {"rows": self.rows, "queries": heads, "kv_heads": 2, "scale": 1.0}
+        written = token | kept | {"rows": two, "keys": heads, "values": heads}
+        angles = rope_angles(two, RopeTable([1.0] * 16), self.workers)
+        projected = {"queries": heads, "norms": (self._weight, self._weight, 1e-6)}
+        size = {"tokens": 1, "kv_heads": 2, "head_dim": 32, "dtype": mx.float32}
         inputs = DELTA.inputs(2)
-        given = {name: mx.array(getattr(inputs, name)) for name in ("qkv", "z", "a", "b")}
-        return gated_delta(
-            **({"token": self.token} | given | arrays),
-            delta=DELTA.native,
-            rows=self.states(),
-            offset=offset,
-            workers=self.workers,
-        )
+        recurrent = {name: mx.array(getattr(inputs, name)) for name in ("qkv", "z", "a", "b")}
+        states = {"rows": self.slots.rows([(2, None, [(2, 0)])]), "offset": 0}
+        calls: dict[str, Call] = {
+            "append": (append, written),
+            "decode_attention": (decode_attention, reads | {"first_row": 0}),
+            "chunk_attention": (chunk_attention, reads | {"segment": 0}),
+            "project_append": (project_append, written | projected | {"angles": angles}),
+            "region_view": (region_view, token | size | {"range": self.range, "region": 0}),
+            "block_copy": (block_copy, token | source | target),
+            "gated_delta": (
+                gated_delta,
+                token | recurrent | states | {"delta": DELTA.native, "workers": self.workers},
+            ),
+            "GatedDelta": (GatedDelta, DELTA.arguments),
+        }
+        regions = dict(zip(REGIONS, (0, 1), strict=True))
+        return calls | {
+            f"Layer by {name}": (_over_layer(*calls[name]), regions) for name in LAYERED
+        }
 
-    def delta(self, **changes: int | mx.array) -> GatedDelta:
-        return GatedDelta(**(DELTA.arguments | changes))
+    def _weight_calls(self) -> dict[str, Call]:
+        workers, x, packed = {"workers": self.workers}, {"x": self._x}, {"packed": self._packed}
+        plain = mx.ones((OUTPUTS, INPUTS))
+        words, scales, biases = mx.quantize(plain, 32, 4)
+        mx.eval(logits := mx.zeros((2, VOCABULARY)))
+        stacks = [mx.stack([each] * EXPERTS) for each in (words, scales, biases)]
+        normed = x | {"norm": self._weight, "eps": 1e-6}
+        multiplied = normed | packed | workers | {"residual": mx.ones((2, OUTPUTS))}
+        matrices = [mx.ones(shape) for shape in ((INPUTS, OUTPUTS // 2), (EXPERTS, INPUTS))]
+        down, router = (PackedLinear([matrix], self.workers, []) for matrix in matrices)
+        experts = [mx.ones((EXPERTS, OUTPUTS, INPUTS)), mx.ones((EXPERTS, INPUTS, OUTPUTS // 2))]
+        stacked, back = (PackedExperts([matrix], self.workers, []) for matrix in experts)
+        mixture = {"router": router, "gate_up": stacked, "down": back, "chosen": 2}
+        choices = mx.array([[1.0, 0, 1, 0, 0.5]] * 2)
+        return {
+            "PackedLinear": (
+                PackedLinear,
+                workers | {"weights": [words], "codes": [(scales, biases, 4, 32)]},
+            ),
+            "PackedLinear by weights": (PackedLinear, workers | {"weights": [plain], "codes": []}),
+            "PackedExperts": (
+                PackedExperts,
+                workers | {"weights": stacks[:1], "codes": [(*stacks[1:], 4, 32)]},
+            ),
+            "PackedExperts by weights": (
+                PackedExperts,
+                workers | {"weights": experts[:1], "codes": []},
+            ),
+            "packed_bytes": (packed_bytes, {"inputs": 128, "matrices": [(1, mx.float32, 4, 32)]}),
+            "linear": (linear, multiplied),
+            "linear_heads": (linear_heads, multiplied | {"heads": [1]}),
+            "gated_mlp": (gated_mlp, normed | workers | {"gate_up": self._packed, "down": down}),
+            "mixture_mlp": (
+                mixture_mlp,
+                normed | workers | mixture | {"normalised": True, "shared": None},
+            ),
+            "rms_norm": (rms_norm, x | workers | {"weight": self._weight, "eps": 1e-6}),
+            "packed_rows": (packed_rows, packed | workers | {"ids": mx.array([0, 1])}),
+            "choose_tokens": (
+                choose_tokens,
+                workers | {"raw": logits, "adjusted": logits + 1, "choices": choices},
+            ),
+            "uncounted": (uncounted, {"array": logits, "transposable": True}),
+        }
 
-    def pack_experts(
-        self,
-        bits: int = 4,
-        group: int = 32,
-        words: mx.array | None = None,
-        scales: mx.array | None = None,
-        biases: mx.array | None = None,
-    ) -> PackedExperts:
-        stack = [mx.stack([its] * EXPERTS) for its in (self.words, self.scales, self.biases)]
-        codes = (
-            stack[1] if scales is None else scales,
-            stack[2] if biases is None else biases,
-            bits,
-            group,
-        )
-        return PackedExperts([stack[0] if words is None else words], self.workers, [codes])
 
-    def mix(
-        self, chosen: int = 2, x: mx.array | None = None, norm: mx.array | None = None
-    ) -> mx.array:
-        return mixture_mlp(
-            self.x if x is None else x,
-            self.weight if norm is None else norm,
-            1e-6,
-            self.router,
-            self.experts,
-            self.experts_down,
-            chosen,
-            True,
-            None,
-            self.workers,
-        )
+def _over_layer(function: Callable[..., object], arguments: dict[str, Any]) -> Callable[..., Any]:
+    def called(key_region: int, value_region: int) -> object:
+        return function(**(arguments | {"layer": Layer(key_region, value_region, mx.float32)}))
 
-    def choose(self, **arrays: mx.array) -> tuple[mx.array, mx.array]:
-        given = {"raw": self.logits, "adjusted": self.logits + 1, "choices": self.choices}
-        return choose_tokens(**(given | arrays), workers=self.workers)
+    return called
+
+
+def _changed(whole: Any, path: Sequence[str], value: object) -> Any:
+    """Return an argument with that value inside: in the first item of lists."""
+    if isinstance(whole, list):
+        return [_changed(whole[0], path, value), *whole[1:]]
+    if not path:
+        return value
+    place = int(path[0])
+    return (*whole[:place], _changed(whole[place], path[1:], value), *whole[place + 1 :])
 
 
 # --- integers ------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Argument:
-    """An integer argument: its name in an error, its interval, a call that only it can spoil."""
-
-    name: str
-    lowest: int
-    highest: int
-    call: Callable[[Setting, int], object]
-
-    def numbers_outside(self) -> list[int]:
-        beyond = [n for n in BEYOND if not self.lowest <= n <= self.highest]
-        return [self.lowest - 1, self.highest + 1, *beyond]
-
-
-# By the stub's names; behind "by", which function looks at what a layer or a table was made with.
+# By their places: what an error names, the lowest and the highest number.
 INTERVALS = {
-    "packed_bytes.inputs": Argument(
-        "inputs", 1, 2**31 - 1, lambda s, n: packed_bytes(n, [(1, mx.float32, 0, 0)])
-    ),
-    "packed_bytes.matrices.0": Argument(
-        "outputs", 1, 2**31 - 1, lambda s, n: packed_bytes(1, [(n, mx.float32, 0, 0)])
-    ),
-    "Geometry.page_bytes": Argument(
-        "page_bytes", 1, 2**36, lambda s, n: SHAPE.geometry(page_bytes=n)
-    ),
-    "Geometry.tokens_per_block": Argument(
-        "tokens_per_block", 1, 2**24, lambda s, n: SHAPE.geometry(tokens_per_block=n)
-    ),
-    "Geometry.blocks_per_heap": Argument(
-        "blocks_per_heap", 1, 2**24, lambda s, n: SHAPE.geometry(blocks_per_heap=n)
-    ),
-    "Geometry.blocks_per_range": Argument(
-        "blocks_per_range", 1, 2**24, lambda s, n: SHAPE.geometry(blocks_per_range=n)
-    ),
-    "Geometry.region_row_bytes": Argument(
-        "row_bytes", 1, 2**20, lambda s, n: SHAPE.geometry(rows=(256, n))
-    ),
-    "AddressRange.map.heap_block": Argument(
-        "heap blocks", 0, BLOCKS - 1, lambda s, n: s.map(heap_block=n)
-    ),
-    "AddressRange.map.block": Argument("range blocks", 0, BLOCKS - 1, lambda s, n: s.map(block=n)),
-    "AddressRange.map.count": Argument("range blocks", 1, BLOCKS - 4, lambda s, n: s.map(count=n)),
-    "Mapper.map.heap_block": Argument(
-        "heap blocks", 0, BLOCKS - 1, lambda s, n: s.mapper.map(s.range, s.heap, n, 4, 1, True)
-    ),
-    "Mapper.map.block": Argument(
-        "range blocks", 0, BLOCKS - 1, lambda s, n: s.mapper.map(s.range, s.heap, 0, n, 1, True)
-    ),
-    "Mapper.map.count": Argument(
-        "range blocks", 1, BLOCKS - 4, lambda s, n: s.mapper.map(s.range, s.heap, 0, 4, n, True)
-    ),
-    "Mapper.refused.ticket": Argument("ticket", 1, 2**63 - 2, lambda s, n: s.mapper.refused(n)),
-    "Mapper.unmap.block": Argument(
-        "range blocks", 0, BLOCKS - 1, lambda s, n: s.mapper.unmap(s.range, n, 1)
-    ),
-    "Mapper.unmap.count": Argument(
-        "range blocks", 1, BLOCKS, lambda s, n: s.mapper.unmap(s.range, 0, n)
-    ),
-    "Mapper.release.block": Argument(
-        "heap blocks", 0, BLOCKS - 1, lambda s, n: s.mapper.release(s.heap, n, 1)
-    ),
-    "Mapper.release.count": Argument(
-        "heap blocks", 1, BLOCKS, lambda s, n: s.mapper.release(s.heap, 0, n)
-    ),
-    "Mapper.wait.ticket": Argument("ticket", 0, 2**63 - 2, lambda s, n: s.mapper.wait(n, 0.0)),
-    "CpuWorkers.threads": Argument("threads", 1, 256, lambda s, n: CpuWorkers(n)),
-    "RowTable.segments.1": Argument(
-        "segment of mapped tokens", 0, MAPPED_TOKENS - 1, lambda s, n: RowTable([(s.range, n, 1)])
-    ),
-    "RowTable.segments.2": Argument(
-        "segment of mapped tokens", 1, MAPPED_TOKENS, lambda s, n: RowTable([(s.range, 0, n)])
-    ),
-    "Layer.key_region by append": Argument(
-        "key_region", 0, 1, lambda s, n: s.write(Layer(n, 1, mx.float32))
-    ),
-    "Layer.value_region by append": Argument(
-        "value_region", 0, 1, lambda s, n: s.write(Layer(0, n, mx.float32))
-    ),
-    "decode_attention.first_row": Argument(
-        "rows of the table", 0, 1, lambda s, n: s.attend(first_row=n)
-    ),
-    "decode_attention.kv_heads": Argument("kv_heads", 1, 2, lambda s, n: s.attend(kv_heads=n)),
-    "Layer.key_region by decode_attention": Argument(
-        "key_region", 0, 1, lambda s, n: s.attend(layer=Layer(n, 1, mx.float32))
-    ),
-    "Layer.value_region by decode_attention": Argument(
-        "value_region", 0, 1, lambda s, n: s.attend(layer=Layer(0, n, mx.float32))
-    ),
-    "chunk_attention.segment": Argument(
-        "segments of the table", 0, 1, lambda s, n: s.attend_chunk(segment=n)
-    ),
-    "chunk_attention.kv_heads": Argument("kv_heads", 1, 2, lambda s, n: s.attend_chunk(kv_heads=n)),
-    "region_view.region": Argument("region", 0, 1, lambda s, n: s.view(region=n)),
-    "region_view.tokens": Argument("tokens", 1, MAPPED_TOKENS, lambda s, n: s.view(tokens=n)),
-    "region_view.kv_heads": Argument("kv_heads", 1, 256, lambda s, n: s.view(kv_heads=n)),
-    "region_view.head_dim": Argument("head_dim", 1, 256, lambda s, n: s.view(head_dim=n)),
-    "block_copy.source_block": Argument(
-        "source blocks", 0, MAPPED_BLOCKS - 1, lambda s, n: s.copy(source_block=n)
-    ),
-    "block_copy.target_block": Argument(
-        "target blocks", 0, MAPPED_BLOCKS - 1, lambda s, n: s.copy(target_block=n)
-    ),
-    "block_copy.tokens": Argument(
-        "tokens", 1, SHAPE.tokens_per_block, lambda s, n: s.copy(tokens=n)
-    ),
-    "linear_heads.heads": Argument("heads", 1, OUTPUTS, lambda s, n: s.multiply_heads((n,))),
-    "mixture_mlp.chosen": Argument("chosen", 1, EXPERTS, lambda s, n: s.mix(n)),
-    "Layer.key_region by project_append": Argument(
-        "key_region", 0, 1, lambda s, n: s.project(Layer(n, 1, mx.float32))
-    ),
-    "Layer.value_region by project_append": Argument(
-        "value_region", 0, 1, lambda s, n: s.project(Layer(0, n, mx.float32))
-    ),
-    "StateMemory.bytes": Argument("bytes", 1, 2**46, lambda s, n: StateMemory(n)),
-    "StateMemory.release.offset": Argument(
-        "bytes of the memory", 0, 0, lambda s, n: s.slots.memory.release(n, PAGE)
-    ),
-    "StateMemory.release.bytes": Argument(
-        "bytes of the memory", 1, PAGE, lambda s, n: s.slots.memory.release(0, n)
-    ),
-    "StateMemory.committed.offset": Argument(
-        "bytes of the memory", 0, 0, lambda s, n: s.slots.memory.committed(n, PAGE)
-    ),
-    "StateMemory.committed.bytes": Argument(
-        "bytes of the memory", 1, PAGE, lambda s, n: s.slots.memory.committed(0, n)
-    ),
-    "StateRows.segments.0": Argument("count", 1, 2**24, lambda s, n: s.states(count=n)),
+    "packed_bytes(inputs)": ("inputs", 1, 2**31 - 1),
+    "packed_bytes(matrices.0)": ("outputs", 1, 2**31 - 1),
+    "Geometry(page_bytes)": ("page_bytes", 1, 2**36),
+    "Geometry(tokens_per_block)": ("tokens_per_block", 1, 2**24),
+    "Geometry(blocks_per_heap)": ("blocks_per_heap", 1, 2**24),
+    "Geometry(blocks_per_range)": ("blocks_per_range", 1, 2**24),
+    "Geometry(region_row_bytes)": ("row_bytes", 1, 2**20),
+    "AddressRange.map(heap_block)": ("heap blocks", 0, BLOCKS - 1),
+    "AddressRange.map(block)": ("range blocks", 0, BLOCKS - 1),
+    "AddressRange.map(count)": ("range blocks", 1, BLOCKS - 4),
+    "Mapper.map(heap_block)": ("heap blocks", 0, BLOCKS - 1),
+    "Mapper.map(block)": ("range blocks", 0, BLOCKS - 1),
+    "Mapper.map(count)": ("range blocks", 1, BLOCKS - 4),
+    "Mapper.refused(ticket)": ("ticket", 1, 2**63 - 2),
+    "Mapper.unmap(block)": ("range blocks", 0, BLOCKS - 1),
+    "Mapper.unmap(count)": ("range blocks", 1, BLOCKS),
+    "Mapper.release(block)": ("heap blocks", 0, BLOCKS - 1),
+    "Mapper.release(count)": ("heap blocks", 1, BLOCKS),
+    "Mapper.wait(ticket)": ("ticket", 0, 2**63 - 2),
+    "CpuWorkers(threads)": ("threads", 1, 256),
+    "RowTable(segments.1)": ("segment of mapped tokens", 0, MAPPED_TOKENS - 1),
+    "RowTable(segments.2)": ("segment of mapped tokens", 1, MAPPED_TOKENS),
+    **{f"Layer by {name}({region})": (region, 0, 1) for name in LAYERED for region in REGIONS},
+    "decode_attention(first_row)": ("rows of the table", 0, 1),
+    "decode_attention(kv_heads)": ("kv_heads", 1, 2),
+    "chunk_attention(segment)": ("segments of the table", 0, 1),
+    "chunk_attention(kv_heads)": ("kv_heads", 1, 2),
+    "region_view(region)": ("region", 0, 1),
+    "region_view(tokens)": ("tokens", 1, MAPPED_TOKENS),
+    "region_view(kv_heads)": ("kv_heads", 1, 256),
+    "region_view(head_dim)": ("head_dim", 1, 256),
+    "block_copy(source_block)": ("source blocks", 0, MAPPED_BLOCKS - 1),
+    "block_copy(target_block)": ("target blocks", 0, MAPPED_BLOCKS - 1),
+    "block_copy(tokens)": ("tokens", 1, SHAPE.tokens_per_block),
+    "linear_heads(heads)": ("heads", 1, OUTPUTS),
+    "mixture_mlp(chosen)": ("chosen", 1, EXPERTS),
+    "StateMemory(bytes)": ("bytes", 1, 2**46),
+    "StateMemory.release(offset)": ("bytes of the memory", 0, 0),
+    "StateMemory.release(bytes)": ("bytes of the memory", 1, PAGE),
+    "StateMemory.committed(offset)": ("bytes of the memory", 0, 0),
+    "StateMemory.committed(bytes)": ("bytes of the memory", 1, PAGE),
+    "StateRows(segments.0)": ("count", 1, 2**24),
     # Right ones are where memory happens to lie; 0 is none.
-    "StateRows.segments.1": Argument("address", 2, 3, lambda s, n: s.states(read=n)),
-    "StateRows.segments.2.0": Argument("rows", 1, 1, lambda s, n: s.states(rows=n)),
-    "StateRows.segments.2.1": Argument("address", 1, 3, lambda s, n: s.states(write=n)),
-    "GatedDelta.key_heads": Argument("key_heads", 1, 2, lambda s, n: s.delta(key_heads=n)),
-    "GatedDelta.value_heads": Argument("value_heads", 1, 256, lambda s, n: s.delta(value_heads=n)),
-    "GatedDelta.key_dim": Argument("key_dim", 16, 256, lambda s, n: s.delta(key_dim=n)),
-    "GatedDelta.value_dim": Argument("value_dim", 16, 256, lambda s, n: s.delta(value_dim=n)),
-    "gated_delta.offset": Argument(
-        "bytes of a slot", 0, PAGE - SLOT_BYTES, lambda s, n: s.recur(offset=n)
-    ),
+    "StateRows(segments.1)": ("address", 2, 3),
+    "StateRows(segments.2.0)": ("rows", 1, 1),
+    "StateRows(segments.2.1)": ("address", 1, 3),
+    "GatedDelta(key_heads)": ("key_heads", 1, 2),
+    "GatedDelta(value_heads)": ("value_heads", 1, 256),
+    "GatedDelta(key_dim)": ("key_dim", 16, 256),
+    "GatedDelta(value_dim)": ("value_dim", 16, 256),
+    "gated_delta(offset)": ("bytes of a slot", 0, PAGE - SLOT_BYTES),
 }
-# Integers of which few are right: others are a ValueError.
-CHOICES: dict[str, Callable[[Setting, int], object]] = {
-    "PackedLinear.codes.2": lambda s, n: s.pack(bits=n),
-    "PackedLinear.codes.3": lambda s, n: s.pack(group=n),
-    "PackedExperts.codes.2": lambda s, n: s.pack_experts(bits=n),
-    "PackedExperts.codes.3": lambda s, n: s.pack_experts(group=n),
-    "packed_bytes.matrices.2": lambda s, n: packed_bytes(128, [(1, mx.float32, n, 32)]),
-    "packed_bytes.matrices.3": lambda s, n: packed_bytes(128, [(1, mx.float32, 4, n)]),
+# Of which few numbers are right: others are a ValueError.
+CHOICES = {
+    *("PackedLinear(codes.2)", "PackedLinear(codes.3)"),
+    *("PackedExperts(codes.2)", "PackedExperts(codes.3)"),
+    *("packed_bytes(matrices.2)", "packed_bytes(matrices.3)"),
 }
-INTEGERS = {name: argument.call for name, argument in INTERVALS.items()} | CHOICES
+INTEGERS = (*INTERVALS, *sorted(CHOICES))
 
 
 # --- arrays --------------------------------------------------------------------------------------
 
-Arrays = Callable[[Setting, mx.array], object]
-ARRAYS: dict[str, Arrays] = {
-    "append.token": lambda s, x: s.write(token=x),
-    "append.keys": lambda s, x: s.write(keys=x, values=x),
-    "append.values": lambda s, x: s.write(values=x),
-    "decode_attention.token": lambda s, x: s.attend(token=x),
-    "decode_attention.queries": lambda s, x: s.attend(queries=x),
-    "chunk_attention.token": lambda s, x: s.attend_chunk(token=x),
-    "chunk_attention.queries": lambda s, x: s.attend_chunk(queries=x),
-    "region_view.token": lambda s, x: s.view(token=x),
-    "block_copy.token": lambda s, x: s.copy(token=x),
-    "project_append.token": lambda s, x: s.project(token=x),
-    "project_append.queries": lambda s, x: s.project(queries=x),
-    "project_append.keys": lambda s, x: s.project(keys=x, values=x),
-    "project_append.values": lambda s, x: s.project(values=x),
-    "project_append.norms.0": lambda s, x: s.project(q_weight=x),
-    "project_append.norms.1": lambda s, x: s.project(k_weight=x),
-    "project_append.angles": lambda s, x: s.project(angles=x),
-    "PackedLinear.weights": lambda s, x: PackedLinear([x], s.workers, []),
-    "PackedLinear.weights by codes": lambda s, x: s.pack(words=x),
-    "PackedLinear.codes.0": lambda s, x: s.pack(scales=x),
-    "PackedLinear.codes.1": lambda s, x: s.pack(biases=x),
-    "PackedExperts.weights": lambda s, x: PackedExperts([x], s.workers, []),
-    "PackedExperts.weights by codes": lambda s, x: s.pack_experts(words=x),
-    "PackedExperts.codes.0": lambda s, x: s.pack_experts(scales=x),
-    "PackedExperts.codes.1": lambda s, x: s.pack_experts(biases=x),
-    "linear.x": lambda s, x: s.multiply(x=x),
-    "linear.norm": lambda s, x: s.multiply(norm=x),
-    "linear.residual": lambda s, x: s.multiply(residual=x),
-    "linear_heads.x": lambda s, x: s.multiply_heads(x=x),
-    "linear_heads.norm": lambda s, x: s.multiply_heads(norm=x),
-    "linear_heads.residual": lambda s, x: s.multiply_heads(residual=x),
-    "gated_mlp.x": lambda s, x: gated_mlp(x, s.weight, 1e-6, s.packed, s.down, s.workers),
-    "gated_mlp.norm": lambda s, x: gated_mlp(s.x, x, 1e-6, s.packed, s.down, s.workers),
-    "mixture_mlp.x": lambda s, x: s.mix(x=x),
-    "mixture_mlp.norm": lambda s, x: s.mix(norm=x),
-    "rms_norm.x": lambda s, x: rms_norm(x, s.weight, 1e-6, s.workers),
-    "rms_norm.weight": lambda s, x: rms_norm(s.x, x, 1e-6, s.workers),
-    "packed_rows.ids": lambda s, x: packed_rows(x, s.packed, s.workers),
-    "choose_tokens.raw": lambda s, x: s.choose(raw=x),
-    "choose_tokens.adjusted": lambda s, x: s.choose(adjusted=x),
-    "choose_tokens.choices": lambda s, x: s.choose(choices=x),
-    "uncounted.array": lambda s, x: uncounted(x, transposable=True),
-    "GatedDelta.conv": lambda s, x: s.delta(conv=x),
-    "GatedDelta.a_log": lambda s, x: s.delta(a_log=x),
-    "GatedDelta.dt_bias": lambda s, x: s.delta(dt_bias=x),
-    "GatedDelta.norm": lambda s, x: s.delta(norm=x),
-    "gated_delta.token": lambda s, x: s.recur(token=x),
-    "gated_delta.qkv": lambda s, x: s.recur(qkv=x),
-    "gated_delta.z": lambda s, x: s.recur(z=x),
-    "gated_delta.a": lambda s, x: s.recur(a=x),
-    "gated_delta.b": lambda s, x: s.recur(b=x),
-}
-
-DTYPES = (
-    mx.float32,
-    mx.bfloat16,
-    mx.float16,
-    mx.int32,
-    mx.uint32,
-    mx.uint8,
-    mx.bool_,
-    mx.complex64,
-)
+WITHOUT_CODES = {"PackedLinear by weights(weights)", "PackedExperts by weights(weights)"}
+FLOATS = (mx.float32, mx.bfloat16, mx.float16, mx.complex64)
+DTYPES = (*FLOATS, mx.int32, mx.uint32, mx.uint8, mx.bool_)
 SHAPES = (
     (), (0,), (1,), (32,), (33,), (100,), (0, 32), (1, 32), (2, 0), (2, 5), (2, 32), (2, 33),
     (2, 64), (2, 100), (2, 192), (3, 32), (32, 2), (64, 1), (64, 4), (64, 32), (2, 1, 32),
     (2, 2, 16), (2, 2, 32), (2, 3, 32), (3, 2, 32), (2, 2, 1, 32),
 )  # fmt: skip
 # More than there is memory for, of one number: seen before anything is taken for them, or refused.
-HUGE_SHAPES = (
-    (2**31 - 1,),
-    (2**31 - 1, 32),
-    (2, 2**31 - 1),
-    (2**31 - 1, 2**31 - 1),
-    (2**31 - 1, 2, 32),
-)
+LONG = 2**31 - 1
+HUGE_SHAPES = ((LONG,), (LONG, 32), (2, LONG), (LONG, LONG), (LONG, 2, 32))
 FILLINGS = (0, -1, 63, 64, 4000, 2**31 - 1, -(2**31), float("nan"), float("inf"))
 
 
@@ -550,8 +326,8 @@ def hostile_arrays() -> Iterator[mx.array]:
 
 
 def places_of(kind: str) -> set[str]:
-    """Where the stub takes that type, but for what only Metal has: "function.argument",
-    "Class.argument" of its constructor, "Class.method.argument"; ".n" for a place of a tuple."""
+    """Where the stub takes that type, but for what only Metal has: "function(argument)",
+    "Class(argument)" of its constructor, "Class.method(argument)"; ".n" for a place of a tuple."""
     found = set[str]()
     for node in ast.parse(STUB.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):
@@ -572,7 +348,7 @@ def _places(function: ast.FunctionDef, name: str, kind: str) -> set[str]:
     if any(ast.unparse(annotation) in METAL_TYPES for annotation in annotations.values()):
         return set()
     return {
-        f"{name}.{argument}{place}"
+        f"{name}({argument}{place})"
         for argument, annotation in annotations.items()
         for place in _inside(annotation, kind)
     }
@@ -597,11 +373,16 @@ def _inside(annotation: ast.expr, kind: str) -> Iterator[str]:
 # --- all of them ---------------------------------------------------------------------------------
 
 
-def attempt(call: Callable[[], object], *, evaluates: bool) -> str:
+def attempt(
+    call: Callable[[], object],
+    *,
+    evaluates: bool,
+    refused: tuple[type[Exception], ...] = REFUSED,
+) -> str:
     """What is wrong with how the call ended; "" where it was refused, or came to a result."""
     try:
         result = call()
-    except REFUSED:
+    except refused:
         return ""
     except OSError as error:
         return "" if error.errno == errno.ENOMEM else f"a system call failed: {error!r}"
@@ -619,16 +400,16 @@ def attempt(call: Callable[[], object], *, evaluates: bool) -> str:
 
 def calls() -> Iterator[tuple[str, Callable[[], object], bool]]:
     """All of them, with what they are given, and whether a result can be computed."""
-    for name, take in INTEGERS.items():
+    for place in INTEGERS:
         for number in HOSTILE:
             # Numbers that are right map and unmap: whoever comes next has memory of his own.
-            yield f"{name} = {number}", partial(take, Setting(), number), True
-    setting = Setting()
+            yield f"{place} = {number}", partial(Setting().call, place, number), True
+    setting, places = Setting(), sorted(places_of("mx.array") | WITHOUT_CODES)
     for array in hostile_arrays():
-        for name, look in ARRAYS.items():
-            told = f"{name} = {array.dtype} {array.shape}"
+        for place in places:
             # MLX copies what lies as no kernel reads it, and does not look whether it has memory.
-            yield told, partial(look, setting, array), array.size < MOST_NUMBERS
+            told, computable = f"{place} = {array.dtype} {array.shape}", array.size < MOST_NUMBERS
+            yield told, partial(setting.call, place, array), computable
 
 
 def main() -> None:

@@ -1,19 +1,22 @@
 """Every integer that Python can hand to the native side, and values that it must refuse by name;
 and whatever else somebody might hand over where a number or an array belongs."""
 
+import re
+from functools import partial
+
 import mlx.core as mx
 import pytest
 
 from metal_ext import AddressRange, RopeTable, RowTable, region_view, rope_angles
 from tests.metal_ext.arguments import (
-    ARRAYS,
+    BEYOND,
     INTEGERS,
     INTERVALS,
     MAPPED_BLOCKS,
     MAPPED_TOKENS,
     SHAPE,
-    Argument,
     Setting,
+    attempt,
     places_of,
 )
 from tests.metal_ext.programs import run_program
@@ -25,31 +28,37 @@ def setting() -> Setting:
     return Setting()
 
 
-@pytest.mark.parametrize("argument", INTERVALS.values(), ids=INTERVALS)
+@pytest.mark.parametrize("place", INTERVALS)
 def test_threat_20_a_number_outside_its_interval_is_refused_by_name(
-    setting: Setting, argument: Argument
+    setting: Setting, place: str
 ) -> None:
-    for number in argument.numbers_outside():
-        with pytest.raises(IndexError, match=rf"^(mapped )?{argument.name} (is|\[)") as caught:
-            argument.call(setting, number)
+    name, lowest, highest = INTERVALS[place]
+    beyond = [number for number in BEYOND if not lowest <= number <= highest]
+    for number in (lowest - 1, highest + 1, *beyond):
+        with pytest.raises(IndexError, match=rf"^(mapped )?{name} (is|\[)") as caught:
+            setting.call(place, number)
         if -(2**63) <= number < 2**63:
             assert str(number) in str(caught.value)
     assert setting.range.mapped_tokens == MAPPED_TOKENS
     assert setting.mapper.completed == 0, "nothing was queued"
 
 
-@pytest.mark.parametrize("name", INTEGERS)
-def test_what_is_not_an_integer_is_a_type_error(setting: Setting, name: str) -> None:
+@pytest.mark.parametrize("place", INTEGERS)
+def test_what_is_not_an_integer_is_a_type_error(setting: Setting, place: str) -> None:
     for wrong in (1.0, "1", None, b"1", [1], mx.array(1.5)):
         with pytest.raises(TypeError):
-            INTEGERS[name](setting, wrong)  # type: ignore[arg-type]
+            setting.call(place, wrong)
 
 
-@pytest.mark.parametrize(
-    ("kind", "tried"), [("int", INTEGERS), ("mx.array", ARRAYS)], ids=["integers", "arrays"]
-)
-def test_no_argument_is_left_out(kind: str, tried: dict[str, object]) -> None:
-    assert {name.partition(" by ")[0] for name in tried} == places_of(kind)
+def test_no_integer_is_left_out() -> None:
+    assert {re.sub(" by [a-z_]+", "", place) for place in INTEGERS} == places_of("int")
+
+
+def test_what_one_argument_spoils_is_valid_otherwise() -> None:
+    for name in Setting().calls:
+        # Some calls unmap what others read.
+        function, arguments = Setting().calls[name]
+        assert attempt(partial(function, **arguments), evaluates=True, refused=()) == "", name
 
 
 def test_threat_20_no_argument_ends_the_process_or_has_it_take_memory_without_end() -> None:
@@ -66,19 +75,28 @@ def test_a_wait_is_between_nothing_and_an_hour(setting: Setting, seconds: float)
         setting.mapper.wait(0, seconds)
 
 
-def test_the_ends_of_every_interval_are_accepted(setting: Setting) -> None:
-    assert len(RowTable([(setting.range, 0, MAPPED_TOKENS)])) == MAPPED_TOKENS
-    assert len(RowTable([(setting.range, MAPPED_TOKENS - 1, 1)])) == 1
-    assert setting.attend(first_row=1).shape == (2, 2, 32)
-    assert setting.attend_chunk(segment=0).shape == (2, 2, 32)
-    assert setting.view(region=1, tokens=MAPPED_TOKENS).shape == (MAPPED_TOKENS, 2, 32)
-    assert setting.view(kv_heads=1, head_dim=64).shape == (1, 1, 64)
-    assert setting.copy(MAPPED_BLOCKS - 1, 0, 16).shape == (1,)
-    for count in (1, 128):
-        angles = rope_angles(setting.rows, RopeTable([1.0] * count), setting.workers)
-        assert angles.shape == (3, 2 * count)
-    assert setting.mapper.wait(0, 0.0) is True
-    assert setting.mapper.wait(0, 3600.0) is True
+@pytest.mark.parametrize(
+    ("place", "end"),
+    {
+        "RowTable(segments.1)": MAPPED_TOKENS - 1,
+        "RowTable(segments.2)": MAPPED_TOKENS,
+        "decode_attention(first_row)": 1,
+        "region_view(region)": 1,
+        "region_view(tokens)": MAPPED_TOKENS,
+        "block_copy(source_block)": MAPPED_BLOCKS - 1,
+        "block_copy(target_block)": MAPPED_BLOCKS - 1,
+        "block_copy(tokens)": SHAPE.tokens_per_block,
+        "Mapper.wait(timeout_s)": 3600.0,
+    }.items(),
+)
+def test_the_ends_of_intervals_are_accepted(setting: Setting, place: str, end: float) -> None:
+    setting.call(place, end)
+
+
+@pytest.mark.parametrize("count", [1, 128])
+def test_a_head_has_one_to_128_frequencies(setting: Setting, count: int) -> None:
+    angles = rope_angles(setting.rows, RopeTable([1.0] * count), setting.workers)
+    assert angles.shape == (3, 2 * count)
 
 
 @pytest.fixture(scope="module")
