@@ -82,13 +82,13 @@ class Setting:
     """Everything valid, so that one argument at a time can be wrong."""
 
     def __init__(self) -> None:
-        heap = Heap.shared(SHAPE.geometry())
-        self.range = SHAPE.mapped(MAPPED_BLOCKS, heap)
+        self.heap = Heap.shared(SHAPE.geometry())
+        self.range = SHAPE.mapped(MAPPED_BLOCKS, self.heap)
         self.mapper = Mapper()
         self.workers = workers = CpuWorkers(1)
         self.slots = Slots(DELTA.shape, count=1, offset=0)
         self.rows = RowTable([(self.range, 0, 2), (self.range, 2, 1)])
-        self._heap, self._layer = heap, Layer(0, 1, mx.float32)
+        self._layer = Layer(0, 1, mx.float32)
         self._weight, self._heads = mx.ones((INPUTS,)), mx.zeros((2, 2, 32))
         self._x = mx.ones((2, INPUTS))
         self._packed = PackedLinear([mx.ones((OUTPUTS, INPUTS))], workers, [])
@@ -105,7 +105,7 @@ class Setting:
         return function(**(arguments | changed))
 
     def _memory_calls(self) -> dict[str, Call]:
-        block = {"heap": self._heap, "heap_block": 0, "block": 4, "count": 1, "writable": True}
+        block = {"heap": self.heap, "heap_block": 0, "block": 4, "count": 1, "writable": True}
         memory, slot = self.slots.memory, self.slots.address(0)
         sizes = {"page_bytes": PAGE, "tokens_per_block": SHAPE.tokens_per_block}
         counts = {"blocks_per_heap": BLOCKS, "blocks_per_range": BLOCKS}
@@ -115,7 +115,7 @@ class Setting:
             "Mapper.map": (self.mapper.map, block | {"range": self.range}),
             "Mapper.refused": (self.mapper.refused, {"ticket": 1}),
             "Mapper.unmap": (self.mapper.unmap, {"range": self.range, "block": 0, "count": 1}),
-            "Mapper.release": (self.mapper.release, {"heap": self._heap, "block": 0, "count": 1}),
+            "Mapper.release": (self.mapper.release, {"heap": self.heap, "block": 0, "count": 1}),
             "Mapper.wait": (self.mapper.wait, {"ticket": 0, "timeout_s": 0.0}),
             "CpuWorkers": (CpuWorkers, {"threads": 1}),
             "RowTable": (RowTable, {"segments": [(self.range, 0, 1)]}),

@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_ext import AddressRange, CpuWorkers, Layer, RowTable, append
+from metal_ext import AddressRange, CpuWorkers, RowTable, append
 from tests.metal_ext.layers import (
     DTYPES,
     KEY_REGION,
@@ -133,39 +133,6 @@ def test_a_queued_append_keeps_all_that_it_uses_alive() -> None:
     assert heap.committed_bytes > 0
 
 
-GOOD = (3, 2, 32)
-# (what, keys, values, layer's dtype, what the error must say)
-BAD_ARRAYS = [
-    ("too few rows", (2, 2, 32), (2, 2, 32), mx.float32, "keys has 2 rows; the row table has 3"),
-    ("too many rows", (4, 2, 32), (4, 2, 32), mx.float32, "keys has 4 rows; the row table has 3"),
-    ("no rows", (0, 2, 32), (0, 2, 32), mx.float32, "keys has 0 rows; the row table has 3"),
-    ("flat keys", (3, 64), GOOD, mx.float32, "keys has 2 dimensions"),
-    ("batched values", GOOD, (1, *GOOD), mx.float32, "values has 4 dimensions"),
-    ("shapes that differ", GOOD, (3, 1, 64), mx.float32, "keys and values have different shapes"),
-    ("half the heads", (3, 1, 32), (3, 1, 32), mx.float32, "region 2 has rows of 256 bytes"),
-    ("a layer of another size", GOOD, GOOD, mx.bfloat16, "these heads need 128"),
-    ("a layer of float16", GOOD, GOOD, mx.float16, "keeps K and V as bfloat16 or float32"),
-    ("a head that no kernel has", (3, 4, 16), (3, 4, 16), mx.float32, "head_dim is 16"),
-    ("no numbers", (3, 2, 0), (3, 2, 0), mx.float32, "head_dim is 0"),
-]
-
-
-@pytest.mark.parametrize(
-    ("keys", "values", "kept", "says"),
-    [bad[1:] for bad in BAD_ARRAYS],
-    ids=[bad[0] for bad in BAD_ARRAYS],
-)
-def test_arrays_that_do_not_fit_are_refused_before_anything_is_written(
-    keys: tuple[int, ...], values: tuple[int, ...], kept: mx.Dtype, says: str
-) -> None:
-    paged = PagedLayer((3,)).fill()
-    before, rows = paged.snapshot(), paged.rows((0, 0, 3))
-    layer = Layer(KEY_REGION, VALUE_REGION, kept)
-    with pytest.raises(ValueError, match=says):
-        append(paged.token, mx.ones(keys), mx.ones(values), rows, layer, paged.workers)
-    assert paged.snapshot() == before
-
-
 @pytest.mark.parametrize(
     ("segments", "says"),
     [
@@ -193,20 +160,3 @@ def test_rows_of_read_only_blocks_are_refused_before_anything_is_written(
         )
     )
     assert paged.snapshot() != before
-
-
-def test_a_layer_without_heads_is_refused() -> None:
-    paged = PagedLayer((3,))
-    none = mx.ones((3, 0, 32))
-    with pytest.raises(IndexError, match="heads is 0; it must lie between 1 and"):
-        paged.append(none, none, paged.rows((0, 0, 3)))
-
-
-@pytest.mark.parametrize("wrong", [mx.float16, mx.int32, mx.uint16, mx.complex64, mx.bool_])
-def test_only_float32_and_bfloat16_are_written(wrong: mx.Dtype) -> None:
-    paged = PagedLayer((3,))
-    good, bad = mx.ones(GOOD), mx.ones(GOOD).astype(wrong)
-    for keys, values, name in ((bad, good, "keys"), (good, bad, "values")):
-        with pytest.raises(ValueError, match=f"{name} must be float32 or bfloat16"):
-            paged.append(keys, values, paged.rows((0, 0, 3)))
-    assert paged.heap.committed_bytes == 0

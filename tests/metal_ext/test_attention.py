@@ -9,7 +9,6 @@ import pytest
 
 from metal_ext import (
     CpuWorkers,
-    Layer,
     RowTable,
     chunk_attention,
     decode_attention,
@@ -244,70 +243,3 @@ def test_queued_attention_keeps_all_that_it_uses_alive() -> None:
     gc.collect()
     assert same_bits(queued[0], want)
     assert same_bits(queued[1], want)
-
-
-# (what, shape of the queries, KV heads, what the error must say)
-BAD_QUERIES = [
-    ("heads that cannot share", (3, 3, 32), 2, "3 query heads cannot share 2 KV heads evenly"),
-    ("a head that no kernel has", (3, 2, 96), 2, "head_dim is 96; the CPU kernels are built for"),
-    ("heads of nothing", (3, 2, 0), 2, "head_dim is 0"),
-    ("heads of another layer", (3, 2, 64), 2, "region 2 has rows of 256 bytes"),
-    ("fewer KV heads", (3, 2, 32), 1, "these heads need 128"),
-    ("flat queries", (3, 64), 2, "queries has 2 dimensions"),
-    ("batched queries", (1, 3, 2, 32), 2, "queries has 4 dimensions"),
-]
-
-
-@pytest.mark.parametrize("attend", [decode_attention, chunk_attention])
-@pytest.mark.parametrize(
-    ("shape", "kv_heads", "says"), [bad[1:] for bad in BAD_QUERIES], ids=[b[0] for b in BAD_QUERIES]
-)
-def test_queries_that_do_not_fit_are_refused(
-    attend: Callable[..., mx.array], shape: tuple[int, ...], kv_heads: int, says: str
-) -> None:
-    paged = PagedLayer((3,)).fill()
-    rows = paged.rows((0, 0, 3))
-    with pytest.raises(ValueError, match=says):
-        attend(paged.token, mx.ones(shape), rows, 0, paged.layer, kv_heads, 1.0, paged.workers)
-
-
-@pytest.mark.parametrize("attend", [decode, chunk])
-@pytest.mark.parametrize("wrong", [mx.float16, mx.int32, mx.complex64])
-def test_only_float32_and_bfloat16_ask(
-    attend: Callable[[PagedLayer, mx.array, RowTable], mx.array], wrong: mx.Dtype
-) -> None:
-    paged = PagedLayer((3,)).fill()
-    queries = mx.ones((3, 2, 32)).astype(wrong)
-    with pytest.raises(ValueError, match="queries must be float32 or bfloat16"):
-        attend(paged, queries, paged.rows((0, 0, 3)))
-
-
-@pytest.mark.parametrize("attend", [decode, chunk])
-@pytest.mark.parametrize("kept", [mx.float16, mx.int32])
-def test_a_layer_of_other_numbers_cannot_be_read(
-    attend: Callable[[PagedLayer, mx.array, RowTable], mx.array], kept: mx.Dtype
-) -> None:
-    paged = PagedLayer((3,)).fill()
-    paged.layer = Layer(KEY_REGION, VALUE_REGION, kept)
-    with pytest.raises(ValueError, match="keeps K and V as bfloat16 or float32"):
-        attend(paged, mx.ones((3, 2, 32)), paged.rows((0, 0, 3)))
-
-
-def test_a_call_has_as_many_heads_as_the_kernels_have_room_for() -> None:
-    paged = PagedLayer((3,), kv_heads=4).fill()
-    rows = paged.rows((0, 0, 3))
-    assert decode(paged, mx.ones((3, 256, 32)), rows).shape == (3, 256, 32)
-    for heads in (0, 257, 260):
-        with pytest.raises(IndexError, match=f"query_heads is {heads}; it must lie between"):
-            decode(paged, mx.ones((3, heads, 32)), rows)
-
-
-def test_there_are_no_more_queries_than_rows() -> None:
-    paged = PagedLayer((3,)).fill()
-    rows = paged.rows((0, 0, 2), (0, 2, 1))
-    for count, first_row in ((4, 0), (3, 1), (1, 3), (0, 0)):
-        with pytest.raises(IndexError, match="rows of the table"):
-            decode(paged, mx.ones((count, 2, 32)), rows, first_row)
-    for count in (0, 1, 3):
-        with pytest.raises(ValueError, match=f"queries has {count} rows; segment 0 has 2"):
-            chunk(paged, mx.ones((count, 2, 32)), rows)

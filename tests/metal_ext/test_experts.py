@@ -1,7 +1,6 @@
 """A mixture of experts over packed layers, against float64."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -242,83 +241,6 @@ def test_what_is_no_number_stays_in_its_row(instruction_set: str, bad: float) ->
         assert not mx.any(mx.isfinite(got[1])).item()
 
 
-# --- packing, and what is refused ----------------------------------------------------------------
-
-WORKERS = CpuWorkers(1)
-STACK = PackedExperts([mx.ones((3, 64, 32))], WORKERS, [])
-BACK = PackedExperts([mx.ones((3, 32, 32))], WORKERS, [])
-ROUTER = PackedLinear([mx.ones((3, 32))], WORKERS, [])
-WIDER = PackedLinear([mx.ones((4, 32))], WORKERS, [])
-DENSE = (
-    PackedLinear([mx.ones((64, 32))], WORKERS, []),
-    PackedLinear([mx.ones((32, 32))], WORKERS, []),
-)
-X, WEIGHT = mx.zeros((2, 32)), mx.zeros((32,))
-
-
-def call(
-    x: mx.array = X,
-    norm: mx.array = WEIGHT,
-    router: PackedLinear = ROUTER,
-    gate_up: PackedExperts = STACK,
-    down: PackedExperts = BACK,
-    chosen: int = 2,
-    shared: tuple[PackedLinear, PackedLinear] | None = None,
-) -> mx.array:
-    return mixture_mlp(x, norm, EPS, router, gate_up, down, chosen, True, shared, WORKERS)
-
-
 def test_a_stack_has_the_bytes_of_its_experts() -> None:
-    assert STACK.nbytes == 3 * packed_bytes(32, [(64, mx.float32, 0, 0)])
-
-
-REFUSED: list[tuple[str, Callable[[], object], str]] = [
-    ("x of other numbers", lambda: call(mx.zeros((2, 33))), "x must be float32 rows of 32 numbers"),
-    ("another norm", lambda: call(norm=mx.zeros((16,))), "a norm's weight must be 32 float32"),
-    ("a router of other experts", lambda: call(router=WIDER), "router and experts do not fit"),
-    ("a router without the gate", lambda: call(shared=DENSE), "router and experts do not fit"),
-    ("gates without up", lambda: call(gate_up=BACK), "an expert's gate, up and down do not fit"),
-    (
-        "a shared expert the other way round",
-        lambda: call(router=WIDER, shared=DENSE[::-1]),
-        "an expert's gate, up and down do not fit",
-    ),
-    (
-        "other experts in down",
-        lambda: call(down=PackedExperts([mx.ones((2, 32, 32))], WORKERS, [])),
-        "router and experts do not fit",
-    ),
-    ("no weights", lambda: PackedExperts([], WORKERS, []), "it has no weights"),
-    ("no stack", lambda: PackedExperts([mx.ones((3, 4))], WORKERS, []), "are not .experts, outp"),
-    ("no experts", lambda: PackedExperts([mx.ones((0, 3, 4))], WORKERS, []), "are not .experts, o"),
-    (
-        "experts of another number",
-        lambda: PackedExperts([mx.ones((3, 4, 32)), mx.ones((2, 4, 32))], WORKERS, []),
-        "of as many experts each",
-    ),
-    (
-        "scales of another number of experts",
-        lambda: PackedExperts(
-            [mx.zeros((3, 4, 4), mx.uint32)],
-            WORKERS,
-            [(mx.ones((2, 4, 1)), mx.ones((2, 4, 1)), 4, 32)],
-        ),
-        "of as many experts each",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"), [pytest.param(make, message, id=name) for name, make, message in REFUSED]
-)
-def test_what_is_no_mixture_is_refused_before_anything_runs(
-    make: Callable[[], object], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize("chosen", [0, -1, 4])
-def test_more_experts_than_there_are_cannot_be_chosen(chosen: int) -> None:
-    with pytest.raises(IndexError, match="chosen is "):
-        call(chosen=chosen)
+    packed = PackedExperts([mx.ones((3, 64, 32))], CpuWorkers(1), [])
+    assert packed.nbytes == 3 * packed_bytes(32, [(64, mx.float32, 0, 0)])

@@ -1,6 +1,5 @@
 """RoPE's angles, and norm, RoPE and append in one, against float64."""
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +9,6 @@ import pytest
 from metal_ext import (
     AddressRange,
     CpuWorkers,
-    Layer,
     RopeTable,
     RowTable,
     instruction_sets,
@@ -326,140 +324,6 @@ def test_threat_20_frequencies_that_are_none_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         RopeTable(frequencies, magnitude)
-
-
-# --- what is refused -----------------------------------------------------------------------------
-
-Changes = Callable[[Projection], dict[str, Any]]
-REFUSED: list[tuple[str, Changes, type[Exception], str]] = [
-    ("fewer rows", lambda p: {"queries": p.queries[:-1]}, ValueError, "queries has 43 rows"),
-    ("no rows", lambda p: {"queries": p.queries[:0]}, ValueError, "queries has 0 rows"),
-    (
-        "fewer rows to keep",
-        lambda p: {"keys": p.keys[1:], "values": p.values[1:]},
-        ValueError,
-        "keys has 43 rows",
-    ),
-    ("fewer values", lambda p: {"values": p.values[1:]}, ValueError, "different shapes"),
-    (
-        "heads in one piece",
-        lambda p: {"queries": p.queries.reshape(44, -1)},
-        ValueError,
-        "queries has 2 dimensions",
-    ),
-    (
-        "heads in float16",
-        lambda p: {"queries": p.queries.astype(mx.float16)},
-        ValueError,
-        "queries must be float32 or bfloat16",
-    ),
-    (
-        "queries of other heads",
-        lambda p: {"queries": p.queries[..., :16]},
-        ValueError,
-        "a different head_dim",
-    ),
-    (
-        "uneven heads",
-        lambda p: {"queries": p.queries[:, 1:]},
-        ValueError,
-        "cannot share 2 KV heads evenly",
-    ),
-    ("no heads", lambda p: {"queries": p.queries[:, :0]}, IndexError, "query_heads"),
-    (
-        "no K and V",
-        lambda p: {"keys": p.keys[:, :0], "values": p.values[:, :0]},
-        IndexError,
-        "kv_heads",
-    ),
-    (
-        "K and V of other rows",
-        lambda p: {"keys": p.keys[:, :1], "values": p.values[:, :1]},
-        ValueError,
-        "region 2 has rows of 256",
-    ),
-    (
-        "strange heads",
-        lambda p: {n: x[..., :30] for n, x in p.heads.items()},
-        ValueError,
-        "head_dim is 30",
-    ),
-    (
-        "a norm of other heads",
-        lambda p: {"norms": (mx.ones((64,)), p.weights[1], EPS)},
-        ValueError,
-        r"q_weight must be \[32\] float32",
-    ),
-    (
-        "a norm of two dimensions",
-        lambda p: {"norms": (mx.ones((1, 32)), p.weights[1], EPS)},
-        ValueError,
-        r"q_weight must be \[32\] float32",
-    ),
-    (
-        "a norm in bfloat16",
-        lambda p: {"norms": (mx.ones((32,), mx.bfloat16), p.weights[1], EPS)},
-        ValueError,
-        r"q_weight must be \[32\] float32",
-    ),
-    (
-        "another norm of keys",
-        lambda p: {"norms": (p.weights[0], mx.ones((16,)), EPS)},
-        ValueError,
-        r"k_weight must be \[32\] float32",
-    ),
-    (
-        "a norm of keys in float16",
-        lambda p: {"norms": (p.weights[0], mx.ones((32,), mx.float16), EPS)},
-        ValueError,
-        r"k_weight must be \[32\] float32",
-    ),
-    ("angles of fewer rows", lambda p: {"angles": p.angles[:3]}, ValueError, "angles do not"),
-    (
-        "an odd number of angles",
-        lambda p: {"angles": p.angles[:, :15]},
-        ValueError,
-        "angles do not",
-    ),
-    (
-        "angles in bfloat16",
-        lambda p: {"angles": p.angles.astype(mx.bfloat16)},
-        ValueError,
-        "angles do not",
-    ),
-    (
-        "K and V in float16",
-        lambda _: {"layer": Layer(KEY_REGION, VALUE_REGION, mx.float16)},
-        ValueError,
-        "keeps K and V as bfloat16 or float32",
-    ),
-    (
-        "K and V in bfloat16",
-        lambda _: {"layer": Layer(KEY_REGION, VALUE_REGION, mx.bfloat16)},
-        ValueError,
-        "these heads need 128",
-    ),
-    (
-        "a region that is not there",
-        lambda _: {"layer": Layer(9, VALUE_REGION, mx.float32)},
-        IndexError,
-        "key_region",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [pytest.param(*row, id=name) for name, *row in REFUSED],
-)
-def test_what_cannot_be_appended_is_refused_before_anything_is_written(
-    changes: Changes, error: type[Exception], message: str
-) -> None:
-    its = Projection(CpuWorkers(1))
-    with pytest.raises(error, match=message):
-        its.run(**changes(its))
-    assert its.paged.heap.committed_bytes == 0
-    mx.eval(its.run())
 
 
 def test_a_row_in_a_block_of_others_is_refused() -> None:
