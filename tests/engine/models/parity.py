@@ -28,6 +28,7 @@ from tests.engine.models.hybrids import (
     QWEN3_5_MOE,
     QWEN3_NEXT,
     SPEC,
+    write_bonsai,
     write_hybrid,
 )
 from tests.engines import ON_CPU, Answers
@@ -43,6 +44,7 @@ SEEDS = (2, 3, 4)
 # so much (tests/engine/models/families). A gap below it says nothing.
 ROUNDING = 1e-4
 GAIN = 3.0
+BONSAI_FAMILY = "prism_hadamard_qwen35"
 TIES = (
     "\nA router's tie is a choice whose last expert and the first one that is left out have the "
     "same logit. Ours takes the lower number, mlx-lm any. In float32, in which both compute here, "
@@ -74,6 +76,8 @@ class Form:
         how: dict[str, Any] = {"dtype": "bfloat16", "seed": seed, "gain": GAIN}
         how |= self.packing | self.fields
         spec = replace(SPEC, vocab_size=1024, tie_word_embeddings=seed % 2 == 1)
+        if self.family == BONSAI_FAMILY:
+            return read_checkpoint(write_bonsai(folder, seed=seed, gain=GAIN, apart=not self.hub))
         if self.family != "qwen3_moe":
             return read_checkpoint(write_hybrid(folder, spec, hub=self.hub, **how))
         write_model(folder, spec, **how)
@@ -92,6 +96,8 @@ def _forms() -> Iterator[Form]:
         yield Form(family, "bfloat16, the hub's names", fields, hub=True)
         yield Form(family, "bfloat16, MLX's names", fields)
         yield Form(family, f"{bits}, MLX's names", fields, packing=packing)
+    yield Form(BONSAI_FAMILY, "2 bits, schema 2", {}, hub=True)
+    yield Form(BONSAI_FAMILY, "2 bits, schema 1", {})
 
 
 FORMS = tuple(_forms())
