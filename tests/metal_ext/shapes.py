@@ -2,8 +2,6 @@
 
 import ctypes
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,19 +67,3 @@ def unmapped(mapper: Mapper, range_: AddressRange, block: int, count: int) -> No
     """Unmaps, waits, and expects that it went well."""
     assert mapper.wait(mapper.unmap(range_, block, count), WAIT_S)
     assert mapper.failure == ""
-
-
-def released(mapper: Mapper, heap: Heap, block: int, count: int) -> None:
-    """Releases, waits, and expects that it went well."""
-    assert mapper.wait(mapper.release(heap, block, count), WAIT_S)
-    assert mapper.failure == ""
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether it holds within WAIT_S."""
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.001)
-    return True

@@ -4,9 +4,9 @@ import sys
 import numpy as np
 import pytest
 
-from metal_ext import AddressRange, Heap, Mapper, RowTable
+from metal_ext import AddressRange, Heap, RowTable
 from tests.metal_ext.programs import output_of, run_program
-from tests.metal_ext.shapes import PAGE, Shape, bytes_at, unmapped
+from tests.metal_ext.shapes import PAGE, Shape, bytes_at
 
 SHAPE = Shape()
 SEGMENTATION_FAULT = -11
@@ -20,42 +20,14 @@ TOUCH = """
 """
 
 
-def test_two_ranges_that_map_one_heap_block_see_one_anothers_bytes() -> None:
-    heap = Heap.shared(SHAPE.geometry())
-    one, other = (AddressRange.sparse(SHAPE.geometry()) for _ in range(2))
-    one.map(heap, 3, 0, 1, writable=True)
-    other.map(heap, 2, 4, 3, writable=True)  # heap block 3 stands behind its block 5
-    for region in range(3):
-        SHAPE.block(one, region, 0)[:] = region + 1
-        assert (SHAPE.block(other, region, 5) == region + 1).all()
-        SHAPE.block(other, region, 5)[-1] = 99
-        assert SHAPE.block(one, region, 0)[-1] == 99
-        assert not SHAPE.block(other, region, 4).any()
-        assert not SHAPE.block(other, region, 6).any()
-
-
-def test_what_its_owner_writes_is_read_in_every_range_that_shares_the_block() -> None:
-    heap = Heap.shared(SHAPE.geometry())
-    owner = SHAPE.mapped(2, heap)
-    sharers = [AddressRange.sparse(SHAPE.geometry()) for _ in range(20)]
-    for number, sharer in enumerate(sharers):
-        sharer.map(heap, 1, 0, 1, writable=False)
-        sharer.map(heap, 2 + number % 6, 1, 1, writable=True)
-        assert sharer.mapped_tokens == 32
-    for region in range(3):
-        SHAPE.block(owner, region, 1)[:] = region + 1
-    for sharer in sharers:
-        for region in range(3):
-            assert (SHAPE.block(sharer, region, 0) == region + 1).all()
-
-
-def test_one_range_may_hold_a_heap_block_twice() -> None:
-    heap = Heap.shared(SHAPE.geometry())
-    range_ = AddressRange.sparse(SHAPE.geometry())
-    range_.map(heap, 1, 0, 1, writable=True)
-    range_.map(heap, 1, 7, 1, writable=True)
-    SHAPE.block(range_, 1, 7)[5] = 5
-    assert SHAPE.block(range_, 1, 0)[5] == 5
+def test_a_geometry_adds_up() -> None:
+    geometry = SHAPE.geometry(blocks_per_heap=3)
+    assert geometry.block_bytes == 4 * PAGE
+    assert geometry.heap_bytes == 3 * 4 * PAGE
+    assert geometry.range_bytes == 8 * 4 * PAGE
+    assert geometry.max_tokens == 8 * 16
+    with pytest.raises(ValueError, match="16 rows of 80 bytes"):
+        SHAPE.geometry(rows=(PAGE // 16, 80))
 
 
 def test_a_region_is_contiguous_whatever_blocks_stand_behind_it() -> None:
@@ -76,25 +48,6 @@ def test_a_region_is_contiguous_whatever_blocks_stand_behind_it() -> None:
         assert np.array_equal(got, want)
 
 
-def test_mapped_tokens_counts_leading_blocks_only() -> None:
-    heap = Heap.shared(SHAPE.geometry())
-    range_ = AddressRange.sparse(SHAPE.geometry())
-    mapper = Mapper()
-    assert range_.mapped_tokens == 0
-    range_.map(heap, 0, 2, 2, writable=True)
-    assert range_.mapped_tokens == 0
-    range_.map(heap, 2, 0, 1, writable=True)
-    assert range_.mapped_tokens == 16
-    range_.map(heap, 3, 1, 1, writable=True)
-    assert range_.mapped_tokens == 64
-    unmapped(mapper, range_, 1, 1)
-    assert range_.mapped_tokens == 16
-    unmapped(mapper, range_, 2, 2)
-    assert range_.mapped_tokens == 16
-    unmapped(mapper, range_, 0, 1)
-    assert range_.mapped_tokens == 0
-
-
 @pytest.mark.parametrize(("block", "count"), [(2, 1), (1, 2), (2, 3), (0, 8)])
 def test_a_block_is_not_mapped_twice(block: int, count: int) -> None:
     heap = Heap.shared(SHAPE.geometry())
@@ -105,57 +58,6 @@ def test_a_block_is_not_mapped_twice(block: int, count: int) -> None:
         range_.map(heap, 0, block, count, writable=True)
     assert range_.mapped_tokens == 0
     assert (SHAPE.block(range_, 1, 2) == 3).all()
-
-
-@pytest.mark.parametrize(("block", "count"), [(1, 1), (0, 2), (1, 7)])
-def test_a_block_is_not_unmapped_twice(block: int, count: int) -> None:
-    range_ = SHAPE.mapped(1)
-    mapper = Mapper()
-    SHAPE.block(range_, 0, 0)[:] = 3
-    ticket = mapper.unmap(range_, block, count)
-    assert mapper.wait(ticket, 30.0)
-    assert mapper.failure == "block 1 is not mapped"
-    assert range_.mapped_tokens == 16
-    assert (SHAPE.block(range_, 0, 0) == 3).all()
-
-
-def test_heaps_of_other_geometries_are_refused() -> None:
-    range_ = AddressRange.sparse(SHAPE.geometry())
-    for changes in (
-        {"blocks_per_range": 9},
-        {"blocks_per_heap": 9},
-        {"rows": (*SHAPE.rows[:2], 2 * SHAPE.rows[2])},
-        {"tokens_per_block": 32},
-    ):
-        with pytest.raises(ValueError, match="the heap and the range have different geometries"):
-            range_.map(Heap.shared(SHAPE.geometry(**changes)), 0, 0, 1, writable=True)
-    range_.map(Heap.shared(Shape().geometry()), 0, 0, 1, writable=True)  # an equal one is no other
-
-
-def test_heaps_and_ranges_of_different_kinds_do_not_mix() -> None:
-    whole = SHAPE.geometry(blocks_per_heap=1, blocks_per_range=1)
-    with pytest.raises(ValueError, match="a sparse range takes blocks of shared heaps only"):
-        AddressRange.sparse(whole).map(Heap.dense(whole), 0, 0, 1, writable=True)
-    dense = AddressRange.dense(whole)
-    with pytest.raises(ValueError, match="a dense range takes a dense heap only"):
-        dense.map(Heap.shared(whole), 0, 0, 1, writable=True)
-    assert dense.mapped_tokens == 0
-    with pytest.raises(ValueError, match="a dense range shares nothing"):
-        dense.map(Heap.dense(whole), 0, 0, 1, writable=False)
-    assert dense.mapped_tokens == 0
-    dense.map(Heap.dense(whole), 0, 0, 1, writable=True)
-    with pytest.raises(ValueError, match="a dense range is one block, and so is its heap"):
-        AddressRange.dense(SHAPE.geometry())
-
-
-def test_below_a_range_its_size_can_be_read() -> None:
-    whole = SHAPE.geometry(blocks_per_heap=1, blocks_per_range=1)
-    dense = AddressRange.dense(whole)
-    dense.map(Heap.dense(whole), 0, 0, 1, writable=True)
-    for range_, geometry in ((SHAPE.mapped(1), SHAPE.geometry()), (dense, whole)):
-        size = bytes_at(range_.base_address - 8, 8).view(np.uint64)
-        assert int(size[0]) == geometry.range_bytes
-        assert range_.base_address % PAGE == 0
 
 
 def test_a_huge_range_costs_addresses_only() -> None:
@@ -206,45 +108,6 @@ def test_a_stray_store_to_a_read_only_block_is_a_segmentation_fault(block: int) 
         assert (done.stdout, done.returncode) == ("5\n", SEGMENTATION_FAULT), done.stderr
     else:
         assert (done.stdout, done.returncode) == ("0\nwritten\n", 0), done.stderr
-
-
-def test_a_refused_reservation_is_an_error_that_names_its_size() -> None:
-    assert (
-        output_of("""
-        import resource
-        from metal_ext import AddressRange
-        from tests.metal_ext.shapes import Shape
-        geometry = Shape(blocks_per_range=2**22).geometry()
-        resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33))
-        try:
-            AddressRange.sparse(geometry)
-        except OSError as error:
-            print(error.errno, str(geometry.range_bytes) in str(error))
-    """)
-        == "12 True"
-    )
-
-
-def test_a_dense_range_that_gets_no_memory_is_as_it_was() -> None:
-    assert (
-        output_of("""
-        import resource
-        from metal_ext import AddressRange, Heap
-        from tests.metal_ext.shapes import Shape
-        geometry = Shape(2**26, 2**16, 1, 1, (1024,)).geometry()
-        heap, range_ = Heap.dense(geometry), AddressRange.dense(geometry)
-        limit = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (2**20, limit[1]))
-        try:
-            range_.map(heap, 0, 0, 1, writable=True)
-        except OSError as error:
-            print(error.errno, range_.base_address, range_.mapped_tokens, heap.committed_bytes)
-        resource.setrlimit(resource.RLIMIT_DATA, limit)
-        range_.map(heap, 0, 0, 1, writable=True)
-        print(range_.mapped_tokens)
-    """)
-        == "12 0 0 0\n65536"
-    )
 
 
 # Every second block of a range that takes heap blocks backwards is a mapping that joins on to no
@@ -320,3 +183,16 @@ def test_row_tables_keep_their_ranges_alive() -> None:
     del range_
     assert (bytes_at(base, 8) == 4).all()
     assert len(rows) == 32
+
+
+def test_a_table_has_as_many_rows_as_its_segments() -> None:
+    one, other = SHAPE.mapped(2), SHAPE.mapped(8)
+    assert len(RowTable([(one, 31, 1), (other, 0, 128), (one, 3, 7)])) == 136
+    with pytest.raises(IndexError, match=r"does not lie inside \[0, 32\)"):
+        RowTable([(other, 0, 5), (one, 31, 2)])
+
+
+@pytest.mark.parametrize("wrong", [[(None, 0, 1)], [(1, 0, 1)], [()], None, 3])
+def test_what_is_no_segment_is_a_type_error(wrong: object) -> None:
+    with pytest.raises(TypeError):
+        RowTable(wrong)  # type: ignore[arg-type]

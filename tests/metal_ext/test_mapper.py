@@ -8,41 +8,9 @@ import pytest
 
 from metal_ext import AddressRange, CpuWorkers, Heap, Layer, Mapper, RowTable, append
 from tests.metal_ext.programs import output_of
-from tests.metal_ext.shapes import PAGE, WAIT_S, Shape, eventually, unmapped
+from tests.metal_ext.shapes import PAGE, WAIT_S, Shape
 
 SHAPE = Shape()
-NEVER_GIVEN = 10**9
-
-
-def test_tickets_rise_by_one_and_complete_in_order() -> None:
-    mapper = Mapper()
-    heap = Heap.shared(SHAPE.geometry())
-    assert mapper.completed == 0
-    assert mapper.failure == ""
-    for ticket in range(1, 201):
-        before = mapper.completed
-        assert mapper.release(heap, 0, 1) == ticket
-        assert before <= mapper.completed <= ticket
-    assert mapper.wait(100, WAIT_S)
-    assert mapper.completed >= 100
-    assert mapper.wait(200, WAIT_S)
-    assert mapper.completed == 200
-
-
-def test_the_effect_is_seen_when_the_ticket_is_done() -> None:
-    mapper = Mapper()
-    range_ = SHAPE.mapped(8)
-    for block in range(7, -1, -1):
-        assert mapper.wait(mapper.unmap(range_, block, 1), WAIT_S)
-        assert range_.mapped_tokens == 16 * block
-
-
-def test_a_wait_ends_when_its_time_has_passed() -> None:
-    mapper = Mapper()
-    start = time.monotonic()
-    assert mapper.wait(NEVER_GIVEN, 0.05) is False
-    assert 0.05 <= time.monotonic() - start < 10
-    assert mapper.wait(1, 0.0) is False
 
 
 def test_a_wait_does_not_hold_the_interpreter() -> None:
@@ -56,17 +24,6 @@ def test_a_wait_does_not_hold_the_interpreter() -> None:
     mapper.release(heap, 0, 1)  # could not be called while the lock is held
     waiting.join()
     assert seen == [True]
-
-
-def test_the_first_failure_is_kept_and_the_rest_still_runs() -> None:
-    mapper = Mapper()
-    range_ = SHAPE.mapped(3)
-    mapper.unmap(range_, 5, 1)
-    mapper.unmap(range_, 6, 1)
-    last = mapper.unmap(range_, 2, 1)
-    assert mapper.wait(last, WAIT_S)
-    assert mapper.failure == "block 5 is not mapped"
-    assert range_.mapped_tokens == 32
 
 
 def test_what_is_mapped_ahead_can_be_used_when_its_ticket_is_done() -> None:
@@ -123,40 +80,12 @@ def test_the_first_write_to_what_was_mapped_ahead_takes_no_page_fault() -> None:
     assert faults[True] < 4 < faults[False]
 
 
-def test_what_cannot_be_mapped_by_anyone_is_a_failure_and_no_refusal() -> None:
-    heap = Heap.shared(SHAPE.geometry())
-    range_ = SHAPE.mapped(1, heap)
-    mapper = Mapper()
-    ticket = mapper.map(range_, heap, 1, 0, 1, writable=True)
-    assert mapper.wait(ticket, WAIT_S)
-    assert mapper.refused(ticket) is False
-    assert mapper.failure == "block 0 is mapped already"
-
-
 def test_a_heap_of_another_geometry_is_refused_before_it_is_queued() -> None:
     mapper = Mapper()
     other = Heap.shared(SHAPE.geometry(blocks_per_heap=9))
     with pytest.raises(ValueError, match="the heap and the range have different geometries"):
         mapper.map(AddressRange.sparse(SHAPE.geometry()), other, 0, 0, 1, writable=True)
     assert mapper.unmap(SHAPE.mapped(1), 0, 1) == 1, "nothing was queued before"
-
-
-def test_nobody_knows_what_is_refused_before_it_is_done() -> None:
-    mapper = Mapper()
-    with pytest.raises(RuntimeError, match="ticket 1 is not completed"):
-        mapper.refused(1)
-    ticket = mapper.unmap(SHAPE.mapped(1), 0, 1)
-    assert mapper.wait(ticket, WAIT_S)
-    assert mapper.refused(ticket) is False, "no map"
-
-
-def test_a_dense_range_is_mapped_ahead_whole() -> None:
-    whole = SHAPE.geometry(blocks_per_heap=1, blocks_per_range=1)
-    heap, range_, mapper = Heap.dense(whole), AddressRange.dense(whole), Mapper()
-    ticket = mapper.map(range_, heap, 0, 0, 1, writable=True)
-    assert mapper.wait(ticket, WAIT_S)
-    assert not mapper.refused(ticket)
-    assert (range_.mapped_tokens, heap.committed_bytes) == (16, whole.heap_bytes)
 
 
 def test_a_dense_heap_that_gets_no_memory_ahead_is_refused() -> None:
@@ -195,56 +124,6 @@ def test_handles_may_be_dropped_while_operations_are_queued() -> None:
     assert heap.committed_bytes == 0
 
 
-def test_threads_share_a_mapper() -> None:
-    mapper = Mapper()
-    tickets: list[list[int]] = [[], [], []]
-
-    def work(number: int) -> None:
-        range_ = AddressRange.sparse(SHAPE.geometry())
-        heap = Heap.shared(SHAPE.geometry())
-        for i in range(100):
-            range_.map(heap, i % 8, 0, 1, writable=True)
-            tickets[number].append(mapper.unmap(range_, 0, 1))
-            mapper.wait(tickets[number][-1], WAIT_S)
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert mapper.failure == ""
-    assert sorted(ticket for mine in tickets for ticket in mine) == list(range(1, 301))
-    assert all(mine == sorted(mine) for mine in tickets)
-
-
-def test_one_thread_maps_while_the_mapper_takes_other_blocks_of_the_range() -> None:
-    mapper = Mapper()
-    heap = Heap.shared(SHAPE.geometry())
-    range_ = SHAPE.mapped(8, heap)
-    for i in range(200):
-        ticket = mapper.unmap(range_, 4 + i % 4, 1)
-        view = SHAPE.block(range_, 0, i % 4)
-        view[:] = i % 256
-        assert mapper.wait(ticket, WAIT_S)
-        range_.map(heap, 4 + i % 4, 4 + i % 4, 1, writable=True)
-        assert (view == i % 256).all()
-    assert range_.mapped_tokens == 128
-
-
-def test_a_mapper_that_goes_finishes_what_was_queued() -> None:
-    heap = Heap.shared(SHAPE.geometry())
-    range_ = SHAPE.mapped(8, heap)
-    for block in range(8):
-        SHAPE.block(range_, 1, block)[:] = 1
-    mapper = Mapper()
-    for block in range(8):
-        mapper.unmap(range_, block, 1)
-    mapper.release(heap, 0, 8)
-    del mapper
-    assert eventually(lambda: heap.committed_bytes == 0)
-    assert range_.mapped_tokens == 0
-
-
 def test_a_program_may_end_with_operations_queued() -> None:
     assert (
         output_of("""
@@ -257,16 +136,3 @@ def test_a_program_may_end_with_operations_queued() -> None:
     """)
         == "ended"
     )
-
-
-@pytest.mark.parametrize("count", [1, 8])
-def test_a_range_can_be_filled_again_after_it_was_unmapped(count: int) -> None:
-    mapper = Mapper()
-    heap = Heap.shared(SHAPE.geometry())
-    range_ = AddressRange.sparse(SHAPE.geometry())
-    for round_ in range(20):
-        range_.map(heap, 0, 0, count, writable=True)
-        view = SHAPE.block(range_, 2, count - 1)
-        assert int(view[0]) == round_, "the heap keeps what was written"
-        view[0] = round_ + 1
-        unmapped(mapper, range_, 0, count)
