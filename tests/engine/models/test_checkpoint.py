@@ -129,184 +129,132 @@ def test_eos_tokens_come_from_the_config_where_there_is_no_other_file(folder: Pa
     assert read_checkpoint(folder).eos_token_ids == (258,)
 
 
-def folder_for_weights(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.unlink()
-    file.mkdir()
+WEIGHTS, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
+IRREGULAR = "this is no regular file"
+
+
+def change(name: str, make: Callable[[Path], object]) -> Edit:
+    """Put something else in the place of a file."""
+
+    def edit(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+
+    return edit
+
+
+def written(name: str, text: str | bytes) -> Edit:
+    return change(
+        name, lambda file: file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    )
+
+
+def of_length(name: str, count: int, text: bytes = b"") -> Edit:
+    def make(file: Path) -> None:
+        file.write_bytes(text)
+        os.truncate(file, count)
+
+    return change(name, make)
+
+
+def with_header(length: int, text: bytes) -> Edit:
+    return written(WEIGHTS, struct.pack("<Q", length) + text)
 
 
 def link(name: str, target: str) -> Edit:
-    def edit(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(target)
-
-    return edit
+    return change(name, lambda file: file.symlink_to(target))
 
 
 def pipe(name: str) -> Edit:
-    def edit(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-
-    return edit
+    return change(name, os.mkfifo)
 
 
-def large_header(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(struct.pack("<Q", MAX_HEADER_BYTES + 1))
-    os.truncate(file, 2 * MAX_HEADER_BYTES)
+def gone(name: str) -> Edit:
+    return change(name, lambda _: None)
 
 
-BROKEN: list[tuple[str, Edit, str]] = [
-    ("no config", lambda f: (f / "config.json").unlink(), r"config.json: the file does not exist"),
-    (
-        "config is no JSON",
-        lambda f: (f / "config.json").write_text("{"),
-        r"config.json: the file is not readable JSON",
+def index(weight_map: dict[str, str]) -> Edit:
+    return written(INDEX_FILE, json.dumps({"weight_map": weight_map}))
+
+
+BROKEN: dict[str, tuple[Edit, str]] = {
+    "no config": (gone(CONFIG), "config.json: the file does not exist"),
+    "config is no JSON": (written(CONFIG, "{"), "config.json: the file is not readable JSON"),
+    "config is a list": (written(CONFIG, "[]"), "config.json: the file is not a JSON object"),
+    "a folder": (change(WEIGHTS, Path.mkdir), f"model.safetensors: {IRREGULAR}"),
+    "weights that lead nowhere": (link(WEIGHTS, "gone"), "ors: the file cannot be read: No such"),
+    "weights without an end": (link(WEIGHTS, "/dev/zero"), f"model.safetensors: {IRREGULAR}"),
+    "an endless config": (link(CONFIG, "/dev/zero"), f"config.json: {IRREGULAR}"),
+    "a pipe as config": (pipe(CONFIG), f"config.json: {IRREGULAR}"),
+    "a pipe as weights": (pipe(WEIGHTS), f"model.safetensors: {IRREGULAR}"),
+    "a pipe as index": (pipe(INDEX_FILE), f"index.json: {IRREGULAR}"),
+    "an endless index": (link(INDEX_FILE, "/dev/zero"), f"index.json: {IRREGULAR}"),
+    "a pipe as recommendations": (pipe(GENERATION), f"generation_config.json: {IRREGULAR}"),
+    "a config of 200 MB": (
+        of_length(CONFIG, 200_000_000),
+        "config.json: the file has 200000000 bytes; of JSON quire reads 33554432 at most",
     ),
-    (
-        "config is a list",
-        lambda f: (f / "config.json").write_text("[]"),
-        r"config.json: the file is not a JSON object",
+    "a deep config": (written(CONFIG, "[" * 200_000), "config.json: the file is not readable JSON"),
+    "a deep header": (with_header(200_000, b"[" * 200_000), "tensors: the header is not JSON"),
+    "a large header": (
+        of_length(WEIGHTS, 2 * MAX_HEADER_BYTES, struct.pack("<Q", MAX_HEADER_BYTES + 1)),
+        "model.safetensors: the header has 16777217 bytes; quire reads 16777216 at most",
     ),
-    (
-        "weights that are a folder",
-        folder_for_weights,
-        r"model.safetensors: this is no regular file",
-    ),
-    (
-        "weights that lead nowhere",
-        link("model.safetensors", "gone"),
-        r"model.safetensors: the file cannot be read: No such file",
-    ),
-    ("weights without an end", link("model.safetensors", "/dev/zero"), "this is no regular file"),
-    ("an endless config", link("config.json", "/dev/zero"), "config.json: this is no regular file"),
-    ("a pipe as config", pipe("config.json"), r"config.json: this is no regular file"),
-    ("a pipe as weights", pipe("model.safetensors"), r"tensors: this is no regular file"),
-    ("a pipe as index", pipe(INDEX_FILE), r"index.json: this is no regular file"),
-    ("an endless index", link(INDEX_FILE, "/dev/zero"), r"index.json: this is no regular file"),
-    (
-        "a pipe as recommendations",
-        pipe("generation_config.json"),
-        r"generation_config.json: this is no regular file",
-    ),
-    (
-        "a config of 200 MB",
-        lambda f: os.truncate(f / "config.json", 200_000_000),
-        r"config.json: the file has 200000000 bytes; of JSON quire reads 33554432 at most",
-    ),
-    (
-        "a deep config",
-        lambda f: (f / "config.json").write_text("[" * 200_000),
-        r"config.json: the file is not readable JSON",
-    ),
-    (
-        "a deep header",
-        lambda f: (f / "model.safetensors").write_bytes(
-            struct.pack("<Q", 200_000) + b"[" * 200_000
-        ),
-        r"model.safetensors: the header is not JSON",
-    ),
-    (
-        "a large header",
-        large_header,
-        r"model.safetensors: the header has 16777217 bytes; quire reads 16777216 at most",
-    ),
-    (
-        "eos is text",
-        lambda f: (f / "generation_config.json").write_text('{"eos_token_id": "x"}'),
-        r"eos_token_id is 'x'",
-    ),
-    (
-        "the config has another width",
+    "eos is text": (written(GENERATION, '{"eos_token_id": "x"}'), "eos_token_id is 'x'"),
+    "the config has another width": (
         config(hidden_size=128),
         r"model.safetensors: model.embed_tokens.weight is BF16 \[1024, 64\], .* \[1024, 128\]",
     ),
-    (
-        "the config has more layers",
+    "the config has more layers": (
         config(num_hidden_layers=3),
-        r"no file holds the tensor model.layers.2.input_layernorm.weight",
+        "no file holds the tensor model.layers.2.input_layernorm.weight",
     ),
-    (
-        "the config has fewer layers",
+    "the config has fewer layers": (
         config(num_hidden_layers=1),
-        r"model.safetensors: the tensor model.layers.1.* has no place",
+        "model.safetensors: the tensor model.layers.1.* has no place",
     ),
-    (
-        "no weights",
-        lambda f: (f / "model.safetensors").unlink(),
-        r"there is no model\*.safetensors file",
-    ),
-    ("an empty file", cut(0), r"model.safetensors: the file has 0 bytes"),
-    ("half a header", cut(100), r"model.safetensors: the header claims \d+ bytes, .* has 100"),
-    ("cut off", cut(-1), r"model.safetensors: model.* ends at byte \d+ .*: it was cut off"),
-    (
-        "a header that is no JSON",
-        lambda f: (f / "model.safetensors").write_bytes(struct.pack("<Q", 3) + b"{{{"),
-        r"model.safetensors: the header is not JSON",
-    ),
-    (
-        "a header that is a list",
-        lambda f: (f / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]"),
-        r"model.safetensors: the header is not an object",
-    ),
-    (
-        "an enormous header",
-        lambda f: (f / "model.safetensors").write_bytes(struct.pack("<Q", 2**63) + b"{}"),
-        r"the header claims 9223372036854775808 bytes",
-    ),
-    ("no offsets", header(lambda h: h[Q_PROJ].pop("data_offsets")), Q_PROJ + " needs dtype, shape"),
-    ("a strange dtype", header(set_field(Q_PROJ, "dtype", "I8")), r"has the dtype I8"),
-    (
-        "another dtype of that width",
+    "no weights": (gone(WEIGHTS), r"there is no model\*.safetensors file"),
+    "an empty file": (cut(0), "model.safetensors: the file has 0 bytes"),
+    "half a header": (cut(100), r"model.safetensors: the header claims \d+ bytes, .* has 100"),
+    "cut off": (cut(-1), r"model.safetensors: model.* ends at byte \d+ .*: it was cut off"),
+    "a header that is no JSON": (with_header(3, b"{{{"), "tensors: the header is not JSON"),
+    "a header that is a list": (with_header(2, b"[]"), "tensors: the header is not an object"),
+    "an enormous header": (with_header(2**63, b"{}"), "the header claims 9223372036854775808 byt"),
+    "no offsets": (header(lambda h: h[Q_PROJ].pop("data_offsets")), f"{Q_PROJ} needs dtype, shape"),
+    "a strange dtype": (header(set_field(Q_PROJ, "dtype", "I8")), "has the dtype I8"),
+    "another dtype of that width": (
         header(set_field(Q_PROJ, "shape", [32, 64])),
-        Q_PROJ + r" has data_offsets .* takes 4096 bytes",
+        f"{Q_PROJ} has data_offsets .* takes 4096 bytes",
     ),
-    (
-        "a negative shape",
+    "a negative shape": (
         header(set_field(Q_PROJ, "shape", [-64, -64])),
-        Q_PROJ + " has data_offsets",
+        f"{Q_PROJ} has data_offsets",
     ),
-    (
-        "negative offsets",
+    "negative offsets": (
         header(set_field(Q_PROJ, "data_offsets", [-8192, 0])),
-        Q_PROJ + " ends at byte 0",
+        f"{Q_PROJ} ends at byte 0",
     ),
-    (
-        "a tensor that is not ours",
+    "a tensor that is not ours": (
         header(lambda h: h.__setitem__("rogue", h["model.norm.weight"])),
-        r"the tensor rogue has no place in a Qwen3 model",
+        "the tensor rogue has no place in a Qwen3 model",
     ),
-    (
-        "a missing shard",
-        lambda f: (f / "model.safetensors.index.json").write_text(
-            json.dumps({"weight_map": {Q_PROJ: "model-00002-of-00002.safetensors"}})
-        ),
-        r"model-00002-of-00002.safetensors: this shard is named in .*index.json, but",
+    "a missing shard": (
+        index({Q_PROJ: "model-00002-of-00002.safetensors"}),
+        "model-00002-of-00002.safetensors: this shard is named in .*index.json, but",
     ),
-    (
-        "a shard whose name no disk has",
-        lambda f: (f / "model.safetensors.index.json").write_text(
-            json.dumps({"weight_map": {Q_PROJ: "x" * 5000}})
-        ),
-        r"xxx: this shard is named in .*index.json, but",
+    "a shard whose name no disk has": (
+        index({Q_PROJ: "x" * 5000}),
+        "xxx: this shard is named in .*index.json, but",
     ),
-    (
-        "an index without a map",
-        lambda f: (f / "model.safetensors.index.json").write_text("{}"),
-        r"model.safetensors.index.json: weight_map is missing",
+    "an index without a map": (written(INDEX_FILE, "{}"), "index.json: weight_map is missing"),
+    "a tensor in two shards": (
+        lambda f: (f / "model-b.safetensors").write_bytes((f / WEIGHTS).read_bytes()),
+        "the tensor model.* is also in model-b.safetensors",
     ),
-    (
-        "a tensor in two shards",
-        lambda f: (f / "model-b.safetensors").write_bytes((f / "model.safetensors").read_bytes()),
-        r"the tensor model.* is also in model-b.safetensors",
-    ),
-]
+}
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"), [pytest.param(edit, message, id=name) for name, edit, message in BROKEN]
-)
+@pytest.mark.parametrize(("edit", "message"), BROKEN.values(), ids=BROKEN)
 def test_fault_16_a_broken_folder_is_refused_by_name(
     folder: Path, edit: Edit, message: str
 ) -> None:
@@ -334,68 +282,49 @@ def takes_of(part: str, other: str) -> Edit:
     return header(lambda h: h.__setitem__(name, h[other]))
 
 
-BROKEN_PACKING: list[tuple[str, Edit, str]] = [
+BROKEN_PACKING: list[tuple[Edit, str]] = [
+    (config(quantization=...), "scales exists, but config.json has no quantization"),
+    (config(quantization={"group_size": 32}), "needs the numbers bits and group_size"),
+    (packed(bits=3), "3 bits in groups of 32"),
     (
-        "the config says nothing",
-        config(quantization=...),
-        r"scales exists, but config.json has no quantization",
-    ),
-    ("no bits", config(quantization={"group_size": 32}), "needs the numbers bits and group_size"),
-    ("three bits", packed(bits=3), r"3 bits in groups of 32"),
-    (
-        "seven bits",
         config(quantization={"group_size": 32, "bits": 7}),
-        r"quantization.bits is 7; it must be 1 or 2 or 3 or 4 or 5 or 6 or 8",
+        "quantization.bits is 7; it must be 1 or 2 or 3 or 4 or 5 or 6 or 8",
     ),
     (
-        "groups of 16",
         config(quantization={"group_size": 16, "bits": 4}),
-        r"quantization.group_size is 16; it must be 32 or 64 or 128",
+        "quantization.group_size is 16; it must be 32 or 64 or 128",
     ),
-    ("eight bits", packed(bits=8), r"8 bits in groups of 32"),
-    ("other groups", packed(group_size=64), r"4 bits in groups of 64"),
+    (packed(bits=8), "8 bits in groups of 32"),
+    (packed(group_size=64), "4 bits in groups of 64"),
+    (packed(mode="mxfp4"), r"q_proj.scales is F32 \[64, 2\], .* makes it U8 \[64, 2\]"),
     (
-        "another mode",
-        packed(mode="mxfp4"),
-        r"q_proj.scales is F32 \[64, 2\], .* makes it U8 \[64, 2\]",
-    ),
-    (
-        "codes of another layer",
         takes_of("weight", "model.layers.1.self_attn.k_proj.weight"),
         r"q_proj.weight is U32 \[32, 8\], .* \(4 bits in groups of 32\) .* U32 \[64, 8\]",
     ),
     (
-        "groups of 16 by shape",
         takes_of("scales", "model.layers.1.mlp.down_proj.scales"),
         r"q_proj.scales is F32 \[64, 4\], .* \(4 bits in groups of 32\) .* F32 \[64, 2\]",
     ),
     (
-        "an unknown mode",
         config(quantization={"group_size": 32, "bits": 4, "mode": "roman"}),
-        r"quantization.mode is 'roman'; it must be one of affine, mxfp4, mxfp8, nvfp4",
+        "quantization.mode is 'roman'; it must be one of affine, mxfp4, mxfp8, nvfp4",
     ),
     (
-        "a mode that is no word",
         config(quantization={"group_size": 32, "bits": 4, "mode": ["affine"]}),
         r"quantization.mode is \['affine'\]; it must be one of",
     ),
     (
-        "endless bits",
         config(quantization={"group_size": 32, "bits": math.inf}),
         "needs the numbers bits and group_size",
     ),
     (
-        "no biases",
         header(lambda h: h.pop("model.layers.1.self_attn.q_proj.biases")),
-        r"q_proj.biases is missing beside",
+        "q_proj.biases is missing beside",
     ),
 ]
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [pytest.param(edit, message, id=name) for name, edit, message in BROKEN_PACKING],
-)
+@pytest.mark.parametrize(("edit", "message"), BROKEN_PACKING)
 def test_broken_packing_is_refused_by_name(tmp_path: Path, edit: Edit, message: str) -> None:
     write_model(tmp_path, bits=4)
     edit(tmp_path)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,6 @@ def said(
     folder: Path,
     kv_backend: KVBackend,
     budget: int,
-    monkeypatch: pytest.MonkeyPatch,
     *,
     bold: bool = True,
     system: bool = False,
@@ -73,7 +73,6 @@ def said(
     """What an engine says to prompts of which half begin alike; how many tokens it found computed,
     and how often it ran out of memory. bold: whether memory is mapped while steps run. system:
     whether it is told that what is alike is a system prompt."""
-    monkeypatch.setattr("engine.build.compute_device", lambda _: mx.Device(mx.cpu))
     rng = np.random.default_rng(1)
     common = rng.integers(0, SPEC.vocab_size, COMMON).tolist()
     # On the CPU that is asked first, steps do not overlap.
@@ -89,7 +88,9 @@ def said(
     plan = plan_engine(config, read_checkpoint(folder), machine, choice)
     answers = Answers.empty()
     resident = _standin.residency()["buffers"]
-    loop = build_engine(plan, config, lambda *_: None, answers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.build.compute_device", lambda _: mx.Device(mx.cpu))
+        loop = build_engine(plan, config, lambda *_: None, answers)
     if kv_backend.on_gpu:
         read = read_by(loop)
         assert _standin.residency()["buffers"] - resident >= len(read) > 10 * SPEC.num_hidden_layers
@@ -117,6 +118,12 @@ def read_by(loop: EngineLoop) -> Sequence[mx.array]:
     return runner._model.weights
 
 
+@cache
+def right(folder: Path, *, system: bool = False) -> dict[int, list[int]]:
+    """What the CPU's own engine says."""
+    return said(folder, KVBackend.POSIX, ROOMY, system=system)[0]
+
+
 @pytest.mark.parametrize("budget", [ROOMY, TIGHT])
 @pytest.mark.parametrize(("kind", "bold"), MODES)
 def test_greedy_answers_are_those_of_the_cpu(
@@ -124,17 +131,15 @@ def test_greedy_answers_are_those_of_the_cpu(
     kind: KVBackend,
     bold: bool,
     budget: int,
-    monkeypatch: pytest.MonkeyPatch,
     report: list[str],
 ) -> None:
-    right, _, _ = said(folder, KVBackend.POSIX, ROOMY, monkeypatch)
     before = _standin.counts()
-    tokens, found, preempted = said(folder, kind, budget, monkeypatch, bold=bold)
-    assert tokens == right
+    tokens, found, preempted = said(folder, kind, budget, bold=bold)
+    done = {name: count - before[name] for name, count in _standin.counts().items()}
+    assert tokens == right(folder)
     forked = COMMON + LENGTHS[FORKED]  # which a fork shares, or has copied
     assert (found > forked) == (not kind.is_dense)
     assert take_mistakes() == []
-    done = {name: count - before[name] for name, count in _standin.counts().items()}
     report.append(
         f"engine, {kind}, {'' if bold else 'at mapping points, '}{budget // MIB} MiB: "
         f"{sum(map(len, tokens.values()))} tokens as on the CPU, {found} found computed, "
@@ -143,33 +148,34 @@ def test_greedy_answers_are_those_of_the_cpu(
     )
 
 
-@pytest.mark.parametrize(("kind", "bold"), MODES)
-def test_so_are_those_of_heads_with_biases_without_norms_and_of_another_rope(
-    tmp_path: Path, kind: KVBackend, bold: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def biased(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fields: dict[str, Any] = {"model_type": "qwen2", "architectures": [], "rope_scaling": YARN}
     spec = replace(SPEC, num_attention_heads=2, num_key_value_heads=1)
-    folder = write_model(tmp_path, spec, seed=5, **fields)
-    right, _, _ = said(folder, KVBackend.POSIX, ROOMY, monkeypatch)
-    assert said(folder, kind, ROOMY, monkeypatch, bold=bold)[0] == right
+    return write_model(tmp_path_factory.mktemp("biased"), spec, seed=5, **fields)
+
+
+@pytest.mark.parametrize(("kind", "bold"), MODES)
+def test_so_are_those_of_heads_with_biases_without_norms_and_of_another_rope(
+    biased: Path, kind: KVBackend, bold: bool
+) -> None:
+    assert said(biased, kind, ROOMY, bold=bold)[0] == right(biased)
     assert take_mistakes() == []
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hybrid(tmp_path_factory.mktemp("hybrid"), SPEC, gain=3.0, **HEADS)
 
 
 @pytest.mark.parametrize("budget", [ROOMY, TWO_AT_ONCE])
 @pytest.mark.parametrize(("kind", "bold"), MODES)
 def test_so_are_those_of_a_model_with_recurrent_layers(
-    tmp_path: Path,
-    kind: KVBackend,
-    bold: bool,
-    budget: int,
-    monkeypatch: pytest.MonkeyPatch,
-    report: list[str],
+    hybrid: Path, kind: KVBackend, bold: bool, budget: int, report: list[str]
 ) -> None:
-    folder = write_hybrid(tmp_path, SPEC, gain=3.0, **HEADS)
-    right, _, _ = said(folder, KVBackend.POSIX, ROOMY, monkeypatch, system=True)
     before = _standin.counts()["commands"]
-    tokens, found, preempted = said(folder, kind, budget, monkeypatch, bold=bold, system=True)
-    assert tokens == right
+    tokens, found, preempted = said(hybrid, kind, budget, bold=bold, system=True)
+    assert tokens == right(hybrid, system=True)
     assert len({token for its in tokens.values() for token in its}) > NEW_TOKENS
     assert (found > 0) == (not kind.is_dense)
     assert take_mistakes() == []

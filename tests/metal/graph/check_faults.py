@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import httpx2
@@ -162,10 +163,20 @@ HEEDED = {
 }
 EIGHT = (*SMALL[:-1], "8")
 # At which place of a step, and with how many streams. By night all.
+PLACES = ("first", "middle", "last")
+BY_DAY = {
+    GPUFailure.INTERACTIVITY: ("first", 1),
+    GPUFailure.TIMEOUT: ("last", 8),
+    GPUFailure.OUT_OF_MEMORY: ("middle", 8),
+    GPUFailure.IGNORED: ("first", 8),
+    GPUFailure.KV_MEMORY: ("last", 1),
+}
 WAYS = [
-    pytest.param(place, streams, id=f"{place}-{streams}" + "-nightly" * (place != at))
-    for streams, at in ((1, "first"), (8, "last"))
-    for place in ("first", "middle", "last")
+    pytest.param(
+        failure, *way, id=f"{failure.name}-{way[0]}-{way[1]}" + "-nightly" * (way != by_day)
+    )
+    for failure, by_day in BY_DAY.items()
+    for way in product(PLACES, (1, 8))
 ]
 
 
@@ -180,8 +191,7 @@ def streams_that_fail(server: Process, prompts: list[list[int]]) -> list[str]:
         return [each.result() for each in streams]
 
 
-@pytest.mark.parametrize(("place", "streams"), WAYS)
-@pytest.mark.parametrize("failure", GPUFailure, ids=lambda failure: failure.name)
+@pytest.mark.parametrize(("failure", "place", "streams"), WAYS)
 def test_each_of_metals_errors_is_told_to_clients_and_heeded_by_the_next_start(
     failure: GPUFailure,
     place: str,
@@ -209,7 +219,13 @@ def test_each_of_metals_errors_is_told_to_clients_and_heeded_by_the_next_start(
     report.append(f"{failure.name}, {place}, {streams}: exit code {code}, then {heeded[0]}")
 
 
-@pytest.mark.parametrize("failure", [GPUFailure.INTERACTIVITY, GPUFailure.OUT_OF_MEMORY])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        GPUFailure.OUT_OF_MEMORY,
+        pytest.param(GPUFailure.INTERACTIVITY, id="INTERACTIVITY-nightly"),
+    ],
+)
 def test_a_request_that_ends_the_engine_is_refused_before_it_does_so_a_fourth_time(
     failure: GPUFailure,
     quire: tuple[str, str],
