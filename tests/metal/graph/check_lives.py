@@ -88,17 +88,3 @@ def test_a_fork_goes_on_from_a_copy_of_the_partial_block(kind: str) -> None:
     stage.close(lender)
     stage.step((fork, 30))
     stage.end()
-
-
-@pytest.mark.parametrize("kind", ["sparse", "paged"])
-def test_rows_in_a_shared_block_are_refused_before_anything_is_queued(kind: str) -> None:
-    stage = Stage(kind)
-    lender = stage.open(64)
-    stage.step((lender, stage.block_tokens))
-    sharer = stage.borrow(lender, 1)
-    for writer in (sharer, lender):
-        with pytest.raises(RuntimeError, match="block 0"):
-            stage.kv_backend.rows([(writer.range, 3, 1)])
-    stage.grow(lender, stage.block_tokens + 1)
-    stage.step((lender, 1))
-    stage.end()

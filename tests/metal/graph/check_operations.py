@@ -137,22 +137,6 @@ def test_what_is_gathered_are_the_rows_themselves(kind: str) -> None:
     stage.end()
 
 
-@pytest.mark.parametrize("kind", ["sparse", "paged"])
-def test_a_range_may_need_several_buffers(kind: str) -> None:
-    shape = Shape(layers=3)
-    layer = 2 * shape.blocks_per_range * 16384
-    stage = Stage(kind, shape, max_buffer_bytes=max(layer, stage_heap_bytes(kind, shape)))
-    assert stage.kv_backend.buffers_per_range == (3 if kind == "sparse" else 1)
-    one, other = stage.open(70), stage.open(70)
-    stage.step((one, 60), (other, 3))
-    stage.step((one, 1), (other, 4))
-    stage.end()
-
-
-def stage_heap_bytes(kind: str, shape: Shape) -> int:
-    return 0 if kind == "sparse" else shape.geometry(kind).heap_bytes
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_swiglu_is_mlx_s_in_float32_rounded_once(dtype: mx.Dtype) -> None:
     wide = mx.random.normal((3, 2, 2 * 333)).astype(dtype)

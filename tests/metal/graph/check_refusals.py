@@ -11,14 +11,13 @@ from metal_ext import (
     CopyCounter,
     CpuWorkers,
     Geometry,
-    Heap,
     Layer,
     Mapper,
     MetalKVBackend,
     RopeTable,
     RowTable,
 )
-from tests.metal.graph.stage import KINDS, PAGE, WAIT_S, Shape, Stage
+from tests.metal.graph.stage import KINDS, PAGE, Shape, Stage
 
 ONES = mx.ones((64,))
 
@@ -249,43 +248,6 @@ def test_a_kv_backend_says_what_it_cannot_be() -> None:
     )
     with pytest.raises(ValueError, match=r"a paged block has 192 tokens; .* a power of two"):
         MetalKVBackend("paged", uneven, 1)
-
-
-def test_memory_is_mapped_between_steps_and_steps_begin_when_it_is_there() -> None:
-    made, mapper = Set(), Mapper()
-    stage, range_ = made.stage, made.stage.kv_backend.new_range()
-    for ticket in (
-        mapper.map(range_, stage.heaps[0], 7, 0, 1, True),
-        mapper.unmap(made.one.range, 0, 1),
-        mapper.release(stage.heaps[1], 0, 8),
-    ):
-        assert mapper.wait(ticket, WAIT_S)
-    assert mapper.failure == "blocks cannot be mapped while epoch 2 is in flight"
-    stage.kv_backend.abandon(made.rows)
-    stage.done(stage.mapper.map(range_, stage.heaps[0], 7, 0, 1, True))
-    with pytest.raises(RuntimeError, match="cannot begin before mappings are finished"):
-        stage.rows((made.one, 2))
-    stage.finish_mappings()
-    stage.done(stage.mapper.release(stage.heaps[1], 0, 8))
-    assert stage.heaps[1].committed_bytes == 0
-    stage.done(stage.kv_backend.commit_heap(stage.mapper, stage.heaps[1]))
-    assert stage.heaps[1].committed_bytes > 0
-    assert stage.kv_backend.completed_epoch == 2
-    made.rows = stage.rows((made.one, 2))
-    made.end()
-
-
-def test_memory_of_one_kind_is_no_other_kinds() -> None:
-    geometry = Shape().geometry("sparse")
-    stage, mapper = Stage("sparse"), Mapper()
-    ticket = mapper.map(stage.kv_backend.new_range(), Heap.shared(geometry), 0, 0, 1, True)
-    assert mapper.wait(ticket, WAIT_S)
-    assert mapper.failure != ""
-    mapper = Mapper()
-    ticket = mapper.map(AddressRange.sparse(geometry), stage.heaps[0], 0, 0, 1, True)
-    assert mapper.wait(ticket, WAIT_S)
-    assert mapper.failure == "a sparse range takes blocks of shared heaps only"
-    stage.end()
 
 
 def test_the_device_is_asked_what_it_can_do() -> None:

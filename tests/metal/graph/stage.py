@@ -85,11 +85,10 @@ class Stage:
         heaps: int = 2,
         max_buffer_bytes: int = 0,
         timeout_s: float = WAIT_S,
-        keep_s: float = 0.0,
     ) -> None:
         self.kind, self.shape = kind, shape or Shape()
         self.geometry = self.shape.geometry(kind)
-        self.kv_backend = KVBackend(kind, self.geometry, 8, timeout_s, max_buffer_bytes, keep_s)
+        self.kv_backend = KVBackend(kind, self.geometry, 8, timeout_s, max_buffer_bytes)
         self.mapper, self.counter = Mapper(), CopyCounter()
         self.heaps: list[Heap] = []
         self.free: list[tuple[int, int]] = []
