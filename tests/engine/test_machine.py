@@ -33,75 +33,122 @@ from tests.metal_ext.programs import output_of
 GIB = 1024**3
 
 
+NORMAL, WARNING, CRITICAL = PressureLevel
+PSI = "some avg10={} avg60=99.00 avg300=99.00 total=1\nfull avg10=99.00 avg60=0.00 total=1\n"
+UNLIMITED = 2**63 - 4096
+# Of a process, as a system that has both versions of groups tells it.
+BOTH = "9:name=systemd:/\n4:memory:/pod/box\n2:cpu,cpuacct:/pod\n0::/slice/own\n"
+
+
+class Linux:
+    """Folders that look like those of a system with groups of processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mounts, self.proc = folder / "groups", folder / "proc"
+        self.own = self.proc / "self/cgroup"
+        self.say_own(BOTH)
+
+    def say_own(self, text: str) -> None:
+        """What groups the process is in."""
+        self.own.parent.mkdir(parents=True, exist_ok=True)
+        self.own.write_text(text)
+
+    def write(self, folder: str, **files: object) -> None:
+        """Files of a group; a double underscore for their dots."""
+        place = self.mounts / folder
+        place.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (place / name.replace("__", ".")).write_text(f"{text}\n")
+
+    def limit(self, folder: str, limit: object, used: int, stat: str = "") -> None:
+        """Version 2's memory of a group."""
+        self.write(folder, memory__max=limit, memory__current=used, memory__stat=stat)
+
+    def limit_old(self, folder: str, limit: int, used: int, stat: str = "") -> None:
+        """Version 1's memory of a group."""
+        self.write(
+            folder, memory__limit_in_bytes=limit, memory__usage_in_bytes=used, memory__stat=stat
+        )
+
+    def stalls(self, percent: object) -> None:
+        (self.proc / "pressure").mkdir(exist_ok=True)
+        (self.proc / "pressure/memory").write_text(PSI.format(percent))
+
+    @property
+    def total_and_available(self) -> tuple[int, int]:
+        memory = machine_memory(self.mounts, self.own)
+        return memory.total_bytes, memory.available_bytes
+
+    @property
+    def memory(self) -> list[GroupMemory]:
+        return memory_of_groups(self.mounts, self.own)
+
+    @property
+    def processors(self) -> float | None:
+        return processors_of_groups(self.mounts, self.own)
+
+    @property
+    def threads(self) -> int:
+        return machine_threads(self.mounts, self.own)
+
+    @property
+    def pressure(self) -> PressureLevel:
+        return linux_pressure(self.proc, self.mounts)
+
+
 @pytest.fixture
-def groups(tmp_path: Path) -> Path:
-    folder = tmp_path / "cgroup"
-    (folder / "pod" / "box").mkdir(parents=True)
-    (tmp_path / "own").write_text("12:devices:/elsewhere\n0::/pod/box\n")
-    return folder
+def linux(tmp_path: Path) -> Linux:
+    return Linux(tmp_path)
 
 
-def limit(folder: Path, most: str, used: int) -> None:
-    (folder / "memory.max").write_text(most + "\n")
-    (folder / "memory.current").write_text(f"{used}\n")
+def test_a_container_has_its_own_limits_or_those_around_it(linux: Linux) -> None:
+    linux.limit("slice/own", "max", 5)
+    linux.limit("slice", GIB, GIB // 4)
+    assert linux.total_and_available == (GIB, GIB * 3 // 4)
+    linux.limit("slice/own", GIB // 2, GIB)
+    assert linux.total_and_available == (GIB // 2, 0)
 
 
-def test_a_container_has_its_own_limits_or_those_around_it(groups: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    limit(groups / "pod" / "box", "max", 5)
-    limit(groups / "pod", str(GIB), GIB // 4)
-    found = machine_memory(groups, own)
-    assert (found.total_bytes, found.available_bytes) == (GIB, GIB * 3 // 4)
-    limit(groups / "pod" / "box", str(GIB // 2), GIB)
-    found = machine_memory(groups, own)
-    assert (found.total_bytes, found.available_bytes) == (GIB // 2, 0)
+@pytest.mark.parametrize("old", [False, True])
+def test_a_container_sees_its_own_group_as_the_root(linux: Linux, old: bool) -> None:
+    # Its path is the host's: no such folder is there inside of the container.
+    linux.say_own("4:memory:/docker/1f\n0::/\n")
+    if old:
+        linux.limit_old("memory", GIB, GIB // 8)
+    else:
+        linux.limit("", GIB, GIB // 8)
+    assert linux.total_and_available == (GIB, GIB * 7 // 8)
 
 
-def test_a_container_sees_its_own_group_as_the_root(groups: Path, tmp_path: Path) -> None:
-    (tmp_path / "own").write_text("0::/\n")
-    limit(groups, str(GIB), GIB // 8)
-    found = machine_memory(groups, tmp_path / "own")
-    assert (found.total_bytes, found.available_bytes) == (GIB, GIB * 7 // 8)
-
-
-def test_without_limits_the_machine_counts(groups: Path, tmp_path: Path) -> None:
+def test_without_limits_the_machine_counts(linux: Linux) -> None:
     machine = psutil.virtual_memory().total
-    limit(groups / "pod" / "box", str(1 << 60), 0)
-    assert machine_memory(groups, tmp_path / "own").total_bytes == machine
-    assert machine_memory(groups, tmp_path / "nothing").total_bytes == machine
-    (tmp_path / "own").write_text("4:memory:/old\n")
-    assert machine_memory(groups, tmp_path / "own").total_bytes == machine
-
-
-def test_a_container_of_the_old_version_has_its_limit_too(groups: Path, tmp_path: Path) -> None:
-    (tmp_path / "own").write_text("4:memory:/docker/1f\n0::/\n")
-    (groups / "memory").mkdir()
-    (groups / "memory" / "memory.limit_in_bytes").write_text(f"{GIB}\n")
-    (groups / "memory" / "memory.usage_in_bytes").write_text(f"{GIB // 4}\n")
-    found = machine_memory(groups, tmp_path / "own")
-    assert (found.total_bytes, found.available_bytes) == (GIB, GIB * 3 // 4)
+    linux.limit("slice/own", 1 << 60, 0)
+    assert linux.total_and_available[0] == machine
+    linux.say_own("4:memory:/old\n")
+    assert linux.total_and_available[0] == machine
+    linux.own.unlink()
+    assert linux.total_and_available[0] == machine
 
 
 def test_threads_are_the_processors_that_may_be_used(
-    monkeypatch: pytest.MonkeyPatch, groups: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, linux: Linux
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5}, raising=False)
-    own = tmp_path / "own"
-    assert machine_threads(groups, own) == 3
+    assert linux.threads == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(384)), raising=False)
-    assert machine_threads(groups, own) == MAX_THREADS
+    assert linux.threads == MAX_THREADS
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    assert machine_threads(groups, own) == 7
+    assert linux.threads == 7
 
 
 @pytest.mark.parametrize(("share", "threads"), [("250", 3), ("10", 1), ("900", 7), ("max", 7)])
 def test_threads_are_no_more_than_a_containers_share_of_processors(
-    monkeypatch: pytest.MonkeyPatch, groups: Path, tmp_path: Path, share: str, threads: int
+    monkeypatch: pytest.MonkeyPatch, linux: Linux, share: str, threads: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)), raising=False)
-    (groups / "pod" / "cpu.max").write_text(f"{share} 100\n")
-    assert machine_threads(groups, tmp_path / "own") == threads
+    linux.write("slice", cpu__max=f"{share} 100")
+    assert linux.threads == threads
 
 
 @pytest.mark.parametrize(("available", "told"), [(20 * GIB, 12 * GIB), (5 * GIB, 5 * GIB)])
@@ -141,15 +188,6 @@ def test_a_system_that_does_not_count_all_of_them_is_asked_by_psutil(tmp_path: P
     free_alone = {MACOS_AVAILABLE[0]: 1 << 60}
     found = machine_memory(tmp_path, tmp_path / "own", free_alone.get)
     assert found.available_bytes <= psutil.virtual_memory().total
-
-
-def test_page_cache_of_a_container_is_memory_that_can_be_had(groups: Path, tmp_path: Path) -> None:
-    (tmp_path / "own").write_text("0::/\n")
-    limit(groups, str(GIB), GIB // 2)
-    (groups / "memory.stat").write_text(f"anon 1\nfile {GIB // 4}\nshmem {GIB // 8}\n")
-    assert machine_memory(groups, tmp_path / "own").available_bytes == GIB * 5 // 8
-    (groups / "memory.stat").write_text("anon 1\n")
-    assert machine_memory(groups, tmp_path / "own").available_bytes == GIB // 2
 
 
 # Small pieces of many threads, and one behind each that stays.
@@ -256,113 +294,85 @@ def test_each_library_is_asked_in_its_own_words(
     assert asked == names
 
 
-NORMAL, WARNING, CRITICAL = PressureLevel
-PSI = "some avg10={} avg60=99.00 avg300=99.00 total=1\nfull avg10=99.00 avg60=0.00 total=1\n"
-
-
-class Machine:
-    """Folders that look like those of Linux."""
-
-    def __init__(self, folder: Path) -> None:
-        self.proc, self.groups = folder / "proc", folder / "groups"
-        self.group = self.groups / "slice" / "own"
-
-    def write(self, file: Path, text: str) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-
-    def stalls(self, percent: object) -> None:
-        self.write(self.proc / "pressure/memory", PSI.format(percent))
-
-    def charge(self, current: int, limit: object, file: int = 0, shmem: int = 0) -> None:
-        self.write(self.proc / "self/cgroup", "1:cpu:/other\n0::/slice/own\n")
-        self.write(self.group / "memory.current", f"{current}\n")
-        self.write(self.group / "memory.max", f"{limit}\n")
-        self.write(self.group / "memory.stat", f"anon 5\nfile {file}\nshmem {shmem}\n")
-
-    def read(self) -> PressureLevel:
-        return linux_pressure(self.proc, self.groups)
-
-
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(linux: Linux, monkeypatch: pytest.MonkeyPatch) -> Linux:
     memory = SimpleNamespace(total=1000, available=900)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    return Machine(tmp_path)
+    return linux
 
 
-def test_a_system_that_says_nothing_is_not_short(machine: Machine) -> None:
-    assert machine.read() is NORMAL
+def test_a_system_that_says_nothing_is_not_short(machine: Linux) -> None:
+    assert machine.pressure is NORMAL
+    machine.own.unlink()
+    assert machine.pressure is NORMAL
 
 
 @pytest.mark.parametrize(
     ("percent", "level"), [("0.00", NORMAL), ("9.99", NORMAL), ("10.00", WARNING), (40.5, CRITICAL)]
 )
 def test_tasks_that_wait_for_memory_tell(
-    machine: Machine, percent: object, level: PressureLevel
+    machine: Linux, percent: object, level: PressureLevel
 ) -> None:
     machine.stalls(percent)
-    assert machine.read() is level
+    assert machine.pressure is level
 
 
 @pytest.mark.parametrize("text", ["", "\n", "full avg10=99.00 avg60=0.00\n", "some avg10=? x\n"])
-def test_a_file_without_its_figure_says_nothing(machine: Machine, text: str) -> None:
-    machine.write(machine.proc / "pressure/memory", text)
-    assert machine.read() is NORMAL
+def test_a_file_without_its_figure_says_nothing(machine: Linux, text: str) -> None:
+    machine.stalls("41.00")
+    (machine.proc / "pressure/memory").write_text(text)
+    assert machine.pressure is NORMAL
 
 
 @pytest.mark.parametrize(
     ("used", "level"), [(89, NORMAL), (90, WARNING), (96, WARNING), (97, CRITICAL)]
 )
 def test_a_group_that_is_almost_full_is_short(
-    machine: Machine, used: int, level: PressureLevel
+    machine: Linux, used: int, level: PressureLevel
 ) -> None:
-    machine.charge(used, 100)
-    assert machine.read() is level
+    machine.limit("slice/own", 100, used)
+    assert machine.pressure is level
 
 
-def test_an_old_group_that_is_almost_full_is_short(machine: Machine) -> None:
-    machine.write(machine.proc / "self/cgroup", "4:memory:/own\n")
-    group = machine.groups / "memory" / "own"
-    machine.write(group / "memory.limit_in_bytes", "100\n")
-    machine.write(group / "memory.usage_in_bytes", "95\n")
-    assert machine.read() is WARNING
-    machine.write(group / "memory.stat", "total_inactive_file 10\n")
-    assert machine.read() is NORMAL
+def test_an_old_group_that_is_almost_full_is_short(machine: Linux) -> None:
+    machine.limit_old("memory/pod/box", 100, 95)
+    assert machine.pressure is WARNING
+    machine.limit_old("memory/pod/box", 100, 95, "total_inactive_file 10")
+    assert machine.pressure is NORMAL
 
 
-def test_page_cache_of_a_group_makes_room_and_shared_memory_does_not(machine: Machine) -> None:
-    machine.charge(99, 100, file=50, shmem=0)
-    assert machine.read() is NORMAL
-    machine.charge(99, 100, file=50, shmem=50)
-    assert machine.read() is CRITICAL
+def test_page_cache_of_a_group_makes_room_and_shared_memory_does_not(machine: Linux) -> None:
+    machine.limit("slice/own", 100, 99, "file 50\nshmem 0")
+    assert machine.pressure is NORMAL
+    machine.limit("slice/own", 100, 99, "file 50\nshmem 50")
+    assert machine.pressure is CRITICAL
 
 
-def test_a_group_without_a_limit_is_not_short_but_may_stall(machine: Machine) -> None:
-    machine.charge(99, "max")
-    assert machine.read() is NORMAL
-    machine.write(machine.group / "memory.pressure", PSI.format("15.00"))
-    assert machine.read() is WARNING
+def test_a_group_without_a_limit_is_not_short_but_may_stall(machine: Linux) -> None:
+    machine.limit("slice/own", "max", 99)
+    assert machine.pressure is NORMAL
+    machine.write("slice/own", memory__pressure=PSI.format("15.00"))
+    assert machine.pressure is WARNING
 
 
-def test_the_worst_of_all_counts(machine: Machine) -> None:
+def test_the_worst_of_all_counts(machine: Linux) -> None:
     machine.stalls("15.00")
-    machine.charge(50, 100)
-    machine.write(machine.groups / "memory.pressure", PSI.format("41.00"))
-    assert machine.read() is CRITICAL
+    machine.limit("slice/own", 100, 50)
+    machine.write("", memory__pressure=PSI.format("41.00"))
+    assert machine.pressure is CRITICAL
 
 
 @pytest.mark.parametrize(
     ("available", "level"), [(51, NORMAL), (50, WARNING), (20, CRITICAL), (0, CRITICAL)]
 )
 def test_where_stalls_are_not_measured_what_is_left_tells(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, available: int, level: PressureLevel
+    machine: Linux, monkeypatch: pytest.MonkeyPatch, available: int, level: PressureLevel
 ) -> None:
     memory = SimpleNamespace(total=1000, available=available)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    assert machine.read() is level
+    assert machine.pressure is level
     machine.stalls("0.00")
-    assert machine.read() is NORMAL
+    assert machine.pressure is NORMAL
 
 
 @pytest.mark.parametrize(
@@ -404,54 +414,9 @@ def test_every_system_has_its_source() -> None:
     assert PressureLevel(pressure_source()()) in PressureLevel
 
 
-MIB = 1024**2
-UNLIMITED = 2**63 - 4096
-# As a system that has both tells it.
-BOTH = """\
-9:name=systemd:/
-4:memory:/pod/box
-2:cpu,cpuacct:/pod
-0::/slice/own
-"""
-
-
-class Groups:
-    """A process's both."""
-
-    def __init__(self, folder: Path, own: str = BOTH) -> None:
-        self.mounts, self.own = folder / "groups", folder / "own"
-        self.own.write_text(own)
-
-    def write(self, folder: str, **files: object) -> None:
-        """Files of a group; a double underscore for their dots."""
-        place = self.mounts / folder
-        place.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (place / name.replace("__", ".")).write_text(f"{text}\n")
-
-    def write_old(self, folder: str, limit: int, used: int, stat: str = "") -> None:
-        """Version 1's memory of a group."""
-        self.write(
-            folder, memory__limit_in_bytes=limit, memory__usage_in_bytes=used, memory__stat=stat
-        )
-
-    @property
-    def memory(self) -> list[GroupMemory]:
-        return memory_of_groups(self.mounts, self.own)
-
-    @property
-    def processors(self) -> float | None:
-        return processors_of_groups(self.mounts, self.own)
-
-
-@pytest.fixture
-def both(tmp_path: Path) -> Groups:
-    return Groups(tmp_path)
-
-
-def test_each_controller_of_version_1_has_a_tree_of_its_own(both: Groups) -> None:
-    at = both.mounts
-    found = {name: own_groups(at, both.own, name) for name in ("", "memory", "cpu", "blkio")}
+def test_each_controller_of_version_1_has_a_tree_of_its_own(linux: Linux) -> None:
+    at = linux.mounts
+    found = {name: own_groups(at, linux.own, name) for name in ("", "memory", "cpu", "blkio")}
     assert found == {
         "": [at / "slice/own", at / "slice", at],
         "memory": [at / "memory/pod/box", at / "memory/pod", at / "memory"],
@@ -460,46 +425,39 @@ def test_each_controller_of_version_1_has_a_tree_of_its_own(both: Groups) -> Non
     }
 
 
-def test_where_nothing_can_be_read_nothing_is_limited(both: Groups, tmp_path: Path) -> None:
-    assert (both.memory, both.processors) == ([], None)
-    both.own = tmp_path / "no such file"
-    assert own_groups(both.mounts, both.own) == []
+def test_where_nothing_can_be_read_nothing_is_limited(linux: Linux) -> None:
+    assert (linux.memory, linux.processors) == ([], None)
+    linux.own.unlink()
+    assert own_groups(linux.mounts, linux.own) == []
 
 
-def test_limits_of_version_1_are_read(both: Groups) -> None:
-    both.write_old("memory/pod/box", 700 * MIB, 300 * MIB)
-    both.write_old("memory", UNLIMITED, 900 * MIB)
-    assert both.memory == [
-        GroupMemory(700 * MIB, 300 * MIB, 0),
-        GroupMemory(UNLIMITED, 900 * MIB, 0),
+def test_limits_of_version_1_are_read(linux: Linux) -> None:
+    linux.limit_old("memory/pod/box", 700, 300)
+    linux.limit_old("memory", UNLIMITED, 900)
+    assert linux.memory == [
+        GroupMemory(700, 300, 0),
+        GroupMemory(UNLIMITED, 900, 0),
     ]
 
 
-def test_a_container_of_version_1_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
-    # Its path is the host's: no such folder is there inside of the container.
-    both = Groups(tmp_path, "4:memory:/docker/1f\n")
-    both.write_old("memory", 700 * MIB, 5)
-    assert both.memory == [GroupMemory(700 * MIB, 5, 0)]
+def test_version_1_tells_limits_of_groups_that_cannot_be_seen(linux: Linux) -> None:
+    stat = f"cache 5\nhierarchical_memory_limit {500}\n"
+    linux.limit_old("memory/pod/box", UNLIMITED, 300, stat)
+    assert linux.memory == [GroupMemory(500, 300, 0)]
 
 
-def test_version_1_tells_limits_of_groups_that_cannot_be_seen(both: Groups) -> None:
-    stat = f"cache 5\nhierarchical_memory_limit {500 * MIB}\n"
-    both.write_old("memory/pod/box", UNLIMITED, 300 * MIB, stat)
-    assert both.memory == [GroupMemory(500 * MIB, 300 * MIB, 0)]
-
-
-def test_page_cache_of_version_1_makes_room_with_that_of_the_groups_inside(both: Groups) -> None:
+def test_page_cache_of_version_1_makes_room_with_that_of_the_groups_inside(linux: Linux) -> None:
     # cache has shared memory in it; the lists of files have not.
     stat = "cache 9\nactive_file 1\ntotal_cache 90\ntotal_active_file 20\ntotal_inactive_file 10\n"
-    both.write_old("memory/pod/box", 700, 300, stat)
-    assert both.memory == [GroupMemory(700, 300, 30)]
+    linux.limit_old("memory/pod/box", 700, 300, stat)
+    assert linux.memory == [GroupMemory(700, 300, 30)]
 
 
-def test_version_2_counts_shared_memory_among_files(both: Groups) -> None:
+def test_version_2_counts_shared_memory_among_files(linux: Linux) -> None:
     stat = "anon 1\nfile 50\nshmem 20\n"
-    both.write("slice/own", memory__max=700, memory__current=300, memory__stat=stat)
-    both.write("slice", memory__max="max", memory__current=300)
-    assert both.memory == [GroupMemory(700, 300, 30)]
+    linux.limit("slice/own", 700, 300, stat)
+    linux.limit("slice", "max", 300)
+    assert linux.memory == [GroupMemory(700, 300, 30)]
 
 
 @pytest.mark.parametrize(
@@ -520,8 +478,8 @@ def test_version_2_counts_shared_memory_among_files(both: Groups) -> None:
     ],
 )
 def test_the_least_share_of_processors_counts(
-    both: Groups, told: dict[str, dict[str, object]], processors: float | None
+    linux: Linux, told: dict[str, dict[str, object]], processors: float | None
 ) -> None:
     for folder, files in told.items():
-        both.write(folder, **files)
-    assert both.processors == processors
+        linux.write(folder, **files)
+    assert linux.processors == processors
