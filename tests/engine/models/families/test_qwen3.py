@@ -114,13 +114,6 @@ def test_greedy_answers_equal_mlx_lms_however_weights_are_stored(
     check_greedy_answers(tmp_path, tied=True, lengths=(65, 200), **{"dtype": "bfloat16"} | how)
 
 
-def test_greedy_answers_equal_mlx_lms_with_a_table_of_rope(tmp_path: Path) -> None:
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
-    check_greedy_answers(
-        tmp_path, tied=True, lengths=(65, 300), rope_scaling=yarn, dtype="bfloat16", bits=4
-    )
-
-
 @pytest.mark.parametrize("has", [True, False])
 def test_norms_and_biases_are_the_familys_own(tmp_path: Path, has: bool) -> None:
     config = ModelConfig(write_config(tmp_path, TINY))
@@ -129,9 +122,3 @@ def test_norms_and_biases_are_the_familys_own(tmp_path: Path, has: bool) -> None
     for its in spec.attentions:
         assert (its.qk_norm, its.qkv_bias) == (has, not has)
         assert (its.head_dim, its.window) == (16, None)
-
-
-def test_heads_that_do_not_share_evenly_are_refused(tmp_path: Path) -> None:
-    config = ModelConfig(write_config(tmp_path, TINY, num_key_value_heads=3))
-    with pytest.raises(CheckpointError, match=r"\(2\) is not a multiple of .* \(3\)"):
-        dense_decoder(config, "Other", 16, qk_norm=False, qkv_bias=False)
