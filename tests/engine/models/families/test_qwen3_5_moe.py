@@ -1,4 +1,4 @@
-"""A Qwen3.5 MoE's ``config.json`` becomes a spec, or is refused by the name of the field."""
+"""A Qwen3.5 MoE's ``config.json`` becomes a spec."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.config import ModelConfig
 from engine.models.expert_tensors import ExpertNames
 from engine.models.families import read_spec
-from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Experts
 from tests.engine.models.hybrids import QWEN3_5_MOE, SPEC, write_hybrid
 from tests.models import write_config
@@ -24,23 +23,6 @@ def test_every_layer_has_experts_and_a_shared_one(
     experts = Experts(8, 3, inner_size=64, normalised=normalised, shared_inner_size=128)
     assert spec.family == "Qwen3.5 MoE"
     assert [its.mlp for its in spec.layers] == [experts] * 6
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size is 0; it must"),
-        ({"num_experts_per_tok": 9}, r"num_experts_per_tok \(9\) is more than num_experts \(8\)"),
-        ({"norm_topk_prob": 1}, "norm_topk_prob is 1; it must be true or false"),
-    ],
-    ids=str,
-)
-def test_fault_16_a_broken_config_is_refused_by_name(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    folder = write_config(tmp_path, SPEC, **(QWEN3_5_MOE | changes))
-    with pytest.raises(CheckpointError, match=message):
-        read_spec(ModelConfig(folder))
 
 
 def test_names_of_experts_in_what_is_not_read_say_nothing(tmp_path: Path) -> None:
