@@ -320,19 +320,6 @@ async def test_responses_stream_their_events_in_order(said: AsyncOpenAI) -> None
     assert kinds[-1] == "response.completed"
 
 
-async def test_responses_call_functions_and_hear_their_answers(said: AsyncOpenAI) -> None:
-    first = await said.responses.create(model=MODEL, input=say(CALL), tools=FLAT_TOOLS)
-    (call,) = [item for item in first.output if item.type == "function_call"]
-    assert json.loads(call.arguments) == {"city": "Paris"}
-    items: Any = [
-        *say(CALL),
-        *(item.to_dict() for item in first.output),
-        {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"},
-    ]
-    last = await said.responses.create(model=MODEL, input=items, tools=FLAT_TOOLS)
-    assert last.output_text == "sunny"
-
-
 async def test_responses_are_held_to_tools_and_schemas(held: AsyncOpenAI) -> None:
     forced = await held.responses.create(
         model=MODEL, input="x", tools=FLAT_TOOLS, tool_choice="required", max_output_tokens=2000
