@@ -10,9 +10,20 @@ from typing import Any
 
 import pytest
 
-from tests.api.wire import FOUR, Answer, Api, Ask, Call
+from tests.api.anthropic_wire import Messages
+from tests.api.ollama_wire import OllamaChat, OllamaGenerate
+from tests.api.openai_wire import Chat, Completions, Responses
+from tests.api.wire import Answer, Api, Ask, Call
 from tests.server.harness import Json
 
+CHAT, COMPLETIONS, RESPONSES = Chat(), Completions(), Responses()
+MESSAGES, OLLAMA, GENERATE = Messages(), OllamaChat(), OllamaGenerate()
+FOUR: tuple[Api, ...] = (CHAT, RESPONSES, MESSAGES, OLLAMA)
+ALL: tuple[Api, ...] = (*FOUR, COMPLETIONS, GENERATE)
+OPENAIS: tuple[Api, ...] = (CHAT, RESPONSES)
+WITH_CHOICE: tuple[Api, ...] = (*OPENAIS, MESSAGES)
+SAMPLING: tuple[Api, ...] = (*WITH_CHOICE, COMPLETIONS)
+THINKING: tuple[Api, ...] = (*FOUR, GENERATE)
 Differences = Mapping[Api, Mapping[str, Any]]
 
 

@@ -10,20 +10,10 @@ import pytest
 from server.config import Config, ServerSection
 from server.text.conversation import ToolCall, Turn
 from server.text.tokenizer import Tokenizer
-from tests.api.answers import BOTH, call, think
 from tests.api.conftest import Server
-from tests.api.wire import (
-    ALL,
-    CHAT,
-    COMPLETIONS,
-    FOUR,
-    HELLO,
-    MESSAGES,
-    RESPONSES,
-    Api,
-    Ask,
-    read_named_events,
-)
+from tests.api.table import ALL, CHAT, COMPLETIONS, FOUR, MESSAGES, RESPONSES
+from tests.api.wire import HELLO, Api, Ask, read_named_events
+from tests.api.words import BOTH, call, think
 from tests.server.harness import END, Connection, eventually, ids_of, own_engine, token_id
 
 ONE = Ask(length=1)

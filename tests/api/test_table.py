@@ -4,13 +4,24 @@ import json
 
 import pytest
 
-from tests.api.answers import ANSWERS
+from tests.api import blocks, calls, conversations, forms, items, parameters, texts, thoughts
 from tests.api.conftest import Server
-from tests.api.prompts import PROMPTS
-from tests.api.refusals import REFUSALS
-from tests.api.table import Behaviour, Refusal, list_behaviours, list_refusals
-from tests.api.wire import ALL, COMPLETIONS, FOUR, MESSAGES, OPENAIS, Api, Ask
+from tests.api.table import (
+    ALL,
+    COMPLETIONS,
+    FOUR,
+    OPENAIS,
+    SAMPLING,
+    Behaviour,
+    Refusal,
+    list_behaviours,
+    list_refusals,
+)
+from tests.api.wire import Api, Ask
 
+SUBJECTS = (texts, thoughts, calls, forms, conversations, parameters)
+BEHAVIOURS = [row for subject in (*SUBJECTS, blocks, items) for row in subject.BEHAVIOURS]
+REFUSALS = [row for subject in SUBJECTS for row in subject.REFUSALS]
 NO_OBJECTS = (
     b"",
     b"null",
@@ -29,7 +40,7 @@ NO_OBJECTS = (
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.mark.parametrize(("row", "api", "streamed"), list_behaviours([*ANSWERS, *PROMPTS]))
+@pytest.mark.parametrize(("row", "api", "streamed"), list_behaviours(BEHAVIOURS))
 async def test_what_comes_back_is_what_was_wanted(
     server: Server, row: Behaviour, api: Api, streamed: bool
 ) -> None:
@@ -81,7 +92,7 @@ async def test_of_a_field_that_comes_twice_the_last_one_counts(server: Server, a
     assert response.status_code == 200
 
 
-@pytest.mark.parametrize("api", [*OPENAIS, MESSAGES, COMPLETIONS], ids=repr)
+@pytest.mark.parametrize("api", SAMPLING, ids=repr)
 @pytest.mark.parametrize("number", ["1e400", "-1e400"])
 async def test_a_number_beyond_all_numbers_is_named(server: Server, api: Api, number: str) -> None:
     body = json.dumps(api.write(Ask())).replace('"temperature": 0', f'"temperature": {number}')

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from engine.types import Request
 from server.protocol.responses.tools import joined_name
 from server.text.tokenizer import Tokenizer
-from tests.api.wire import MESSAGES as MESSAGES_API
+from tests.api.table import MESSAGES as MESSAGES_API
 from tests.api.wire import read_named_events
 from tests.server.harness import END, Engine, Json, engine_fixture, ids_of, told
 

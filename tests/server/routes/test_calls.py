@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from server.text.tokenizer import Tokenizer
-from tests.api.wire import CHAT as API
+from tests.api.table import CHAT as API
 from tests.api.wire import Answer
 from tests.engines import VOCAB
 from tests.models import SPECIAL_TOKENS, TEMPLATE, XML_TEMPLATE, write_tokenizer

@@ -11,7 +11,7 @@ import pytest
 
 from server.config import Config, ServerSection
 from server.text.tokenizer import Tokenizer
-from tests.api.wire import MESSAGES as API
+from tests.api.table import MESSAGES as API
 from tests.api.wire import read_named_events
 from tests.engines import VOCAB
 from tests.models import write_tokenizer
