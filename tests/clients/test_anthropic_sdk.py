@@ -59,21 +59,6 @@ async def both(client: AsyncAnthropic, asked: Any) -> list[Any]:
     return [whole, streamed]
 
 
-async def test_messages_answer_alike_streamed_and_whole(said: AsyncAnthropic) -> None:
-    for answer in await both(said, ask(say("Grüße 🙂"))):
-        assert [block.text for block in answer.content] == ["Grüße 🙂"]
-        assert answer.stop_reason == "end_turn"
-        assert answer.usage.output_tokens > 3
-
-
-async def test_the_events_of_a_stream_come_in_order(said: AsyncAnthropic) -> None:
-    stream = await said.messages.create(**ask(say("one two")), stream=True)
-    kinds = [event.type async for event in stream if event.type != "ping"]
-    assert kinds[:2] == ["message_start", "content_block_start"]
-    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    assert set(kinds[2:-3]) == {"content_block_delta"}
-
-
 async def test_both_kinds_of_key_are_accepted(parrot: httpx2.AsyncClient) -> None:
     for keys in ({"api_key": "a"}, {"auth_token": "b"}):
         answer: Any = await sdk(parrot, **keys).messages.create(**ask(say("hi")))
@@ -97,16 +82,6 @@ async def test_a_tool_is_used_and_its_result_heard(said: AsyncAnthropic) -> None
         assert last.content[-1].text == "sunny"
 
 
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
-async def test_a_tool_that_must_be_used_gets_input_of_its_schema(
-    held: AsyncAnthropic, choice: Any
-) -> None:
-    for answer in await both(held, ask(say("nothing"), tools=TOOLS, tool_choice=choice)):
-        assert answer.stop_reason == "tool_use"
-        uses = [block for block in answer.content if block.type == "tool_use"]
-        assert all(use.input["city"] in ("Paris", "Rome") for use in uses)
-
-
 async def test_thoughts_are_blocks_of_their_own_and_come_back_in(said: AsyncAnthropic) -> None:
     thinking = {"type": "enabled", "budget_tokens": 1024}
     messages = say("<think>\nHm.\n</think>\n\nYes.")
@@ -126,12 +101,6 @@ async def test_tokens_are_counted_as_they_are_charged(said: AsyncAnthropic) -> N
     usage = (await said.messages.create(**asked, max_tokens=10)).usage
     cached = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
     assert counted.input_tokens == usage.input_tokens + cached
-
-
-async def test_the_system_may_speak_in_the_middle(said: AsyncAnthropic) -> None:
-    messages = [*say("one"), {"role": "system", "content": "Go on."}, *say("two")]
-    for answer in await both(said, ask(messages, system="Be brief.")):
-        assert answer.content[0].text == "two"
 
 
 class Place(BaseModel):

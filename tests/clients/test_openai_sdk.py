@@ -36,11 +36,6 @@ TOOLS: list[ChatCompletionToolUnionParam] = [
 ]
 FLAT_TOOLS: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[typeddict-item]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-NAMED: Any = {"type": "function", "function": {"name": "get_forecast"}}
-ALLOWED: Any = {
-    "type": "allowed_tools",
-    "allowed_tools": {"mode": "required", "tools": [NAMED]},
-}
 
 
 class Forecast(BaseModel, extra="forbid"):
@@ -88,99 +83,25 @@ async def test_models_are_listed_and_found_by_every_name(said: AsyncOpenAI) -> N
 # --- chat ------------------------------------------------------------------------------------
 
 
-async def test_chat_answers_alike_streamed_and_whole(said: AsyncOpenAI) -> None:
-    asked: Any = {"model": MODEL, "messages": say("<think>\nHm.\n</think>\n\nGrüße 🙂")}
+async def test_a_chat_with_a_tool_is_the_same_streamed_and_whole(said: AsyncOpenAI) -> None:
+    messages = say(f"<think>\nHm.\n</think>\n\nGrüße 🙂\n{CALL}")
+    asked: Any = {"model": MODEL, "messages": messages, "tools": TOOLS}
     whole = await said.chat.completions.create(**asked)
-    chunks = [
-        chunk
-        async for chunk in await said.chat.completions.create(
-            **asked, stream=True, stream_options={"include_usage": True}
-        )
-    ]
-    message = whole.choices[0].message
-    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
-    assert message.content == "".join(delta.content or "" for delta in deltas)
-    assert message.content is not None
-    assert message.content.strip() == "Grüße 🙂"
-    thoughts = [(delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas]
-    assert (message.model_extra or {})["reasoning_content"] == "".join(thoughts)
-    assert "Hm." in "".join(thoughts)
-    usage = chunks[-1].usage
-    assert usage is not None
-    assert whole.usage is not None
-    assert usage.completion_tokens == whole.usage.completion_tokens
-    assert usage.completion_tokens_details == whole.usage.completion_tokens_details
-
-
-async def test_several_answers_have_log_probabilities_of_their_own(held: AsyncOpenAI) -> None:
-    answer = await held.chat.completions.create(
-        model=MODEL, messages=say("x"), n=2, max_tokens=3, logprobs=True, top_logprobs=2, seed=1
-    )
-    assert [choice.index for choice in answer.choices] == [0, 1]
-    for choice in answer.choices:
-        assert choice.logprobs is not None
-        assert choice.logprobs.content is not None
-        assert len(choice.logprobs.content) == 3
-        assert all(len(token.top_logprobs) == 2 for token in choice.logprobs.content)
-
-
-async def test_a_call_that_the_model_chose_to_make_comes_back(said: AsyncOpenAI) -> None:
-    messages = say(f"Let me look.\n{CALL}\n{CALL}")
-    answer = await said.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
-    async with said.chat.completions.stream(model=MODEL, messages=messages, tools=TOOLS) as stream:
-        streamed = await stream.get_final_completion()
-    for choice in (answer.choices[0], streamed.choices[0]):
-        assert choice.finish_reason == "tool_calls"
-        assert choice.message.content is not None
-        assert choice.message.content.strip() == "Let me look."
-        calls: Any = choice.message.tool_calls
-        assert [call.function.name for call in calls] == ["get_weather"] * 2
-        assert [json.loads(call.function.arguments) for call in calls] == [{"city": "Paris"}] * 2
-        assert len({call.id for call in calls}) == 2
-
-
-async def test_what_a_tool_answers_is_heard(said: AsyncOpenAI) -> None:
-    messages = say(CALL)
-    answer = await said.chat.completions.create(model=MODEL, messages=messages, tools=TOOLS)
-    message: Any = answer.choices[0].message
-    result: Any = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
-    last = await said.chat.completions.create(
-        model=MODEL, messages=[*messages, message.to_dict(), result], tools=TOOLS
-    )
-    assert last.choices[0].message.content == "sunny"
-
-
-@pytest.mark.parametrize(
-    ("choice", "names"),
-    [
-        ("required", {"get_weather", "get_forecast"}),
-        (NAMED, {"get_forecast"}),
-        (ALLOWED, {"get_forecast"}),
-    ],
-    ids=["required", "named", "allowed"],
-)
-async def test_a_call_that_is_asked_for_satisfies_its_schema(
-    held: AsyncOpenAI, choice: Any, names: set[str]
-) -> None:
-    asked: Any = {
-        "model": MODEL,
-        "messages": say("nothing"),
-        "tools": TOOLS,
-        "tool_choice": choice,
-        "max_tokens": 2000,
-        "parallel_tool_calls": False,
-    }
-    whole = await held.chat.completions.create(**asked)
-    async with held.chat.completions.stream(**asked) as stream:
+    async with said.chat.completions.stream(**asked) as stream:
         streamed = await stream.get_final_completion()
     for answer in (whole, streamed):
-        calls: Any = answer.choices[0].message.tool_calls
-        (call,) = calls
-        assert call.function.name in names
-        assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+        message: Any = answer.choices[0].message
+        assert (message.content.strip(), message.reasoning_content.strip()) == ("Grüße 🙂", "Hm.")
+        (call,) = message.tool_calls
+        assert json.loads(call.function.arguments) == {"city": "Paris"}
+        result: Any = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+        last = await said.chat.completions.create(
+            model=MODEL, messages=[*say(CALL), message.to_dict(), result], tools=TOOLS
+        )
+        assert last.choices[0].message.content == "sunny"
 
 
-async def test_a_chat_is_parsed_into_an_object_streamed_and_whole(held: AsyncOpenAI) -> None:
+async def test_answers_are_parsed_into_objects_streamed_and_whole(held: AsyncOpenAI) -> None:
     asked: Any = {
         "model": MODEL,
         "messages": say("nothing"),
@@ -192,6 +113,12 @@ async def test_a_chat_is_parsed_into_an_object_streamed_and_whole(held: AsyncOpe
         streamed = await stream.get_final_completion()
     for answer in (whole, streamed):
         assert isinstance(answer.choices[0].message.parsed, Forecast)
+    form: Any = {"model": MODEL, "input": "x", "text_format": Forecast, "max_output_tokens": 2000}
+    parsed = await held.responses.parse(**form)
+    async with held.responses.stream(**form) as responses:
+        final = await responses.get_final_response()
+    for response in (parsed, final):
+        assert isinstance(response.output_parsed, Forecast)
 
 
 async def test_errors_have_the_classes_that_callers_catch(said: AsyncOpenAI) -> None:
@@ -204,52 +131,27 @@ async def test_errors_have_the_classes_that_callers_catch(said: AsyncOpenAI) -> 
     with pytest.raises(BadRequestError) as wrong:
         await said.chat.completions.create(model=MODEL, messages=say("x"), temperature=-1)
     assert wrong.value.param == "temperature"
+    with pytest.raises(BadRequestError, match="as input") as lost:
+        await said.responses.create(model=MODEL, input="x", previous_response_id="resp_none")
+    assert lost.value.code == "previous_response_not_found"
 
 
 # --- completions and embeddings --------------------------------------------------------------
 
 
-PROMPTS = (("Once", 1), (["Once", "Twice"], 2), ([79, 110], 1), ([[79, 110], [84]], 2))
-
-
-@pytest.mark.parametrize(("prompt", "count"), PROMPTS)
-@pytest.mark.parametrize("how", [{"echo": True, "n": 2}, {"logprobs": 2}], ids=["echo", "logprobs"])
-async def test_completions_continue_every_kind_of_prompt(
-    random: httpx2.AsyncClient, prompt: Any, count: int, how: dict[str, Any]
-) -> None:
-    asked: Any = {"model": MODEL, "prompt": prompt, "max_tokens": 3, "temperature": 0} | how
-    whole = await sdk(random).completions.create(**asked)
-    # The types of the package have no chunk that is not the last one.
-    stream = await sdk(random, strict=False).completions.create(**asked, stream=True)
-    chunks = [chunk async for chunk in stream]
-    assert [choice.index for choice in whole.choices] == list(range(count * how.get("n", 1)))
-    assert whole.usage is not None
-    assert whole.usage.completion_tokens == 3 * len(whole.choices)
+async def test_prompts_are_scored_and_continued(random: httpx2.AsyncClient) -> None:
+    # The first token has no log-probability: a null that the types of the package do not have.
+    # Neither have they a chunk that is not the last one.
+    asked: Any = {"model": MODEL, "prompt": ["Once", "Twice"], "max_tokens": 3, "temperature": 0}
+    asked |= {"logprobs": 1, "echo": True}
+    client = sdk(random, strict=False)
+    whole = await client.completions.create(**asked)
+    chunks = [chunk async for chunk in await client.completions.create(**asked, stream=True)]
     for choice in whole.choices:
         parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
         assert choice.text == "".join(part.text for part in parts)
-        assert choice.finish_reason == parts[-1].finish_reason == "length"
-        assert (choice.logprobs is not None) == ("logprobs" in how)
-
-
-@pytest.mark.parametrize(("prompt", "count"), PROMPTS)
-@pytest.mark.parametrize("length", [0, 1])
-async def test_a_prompt_is_scored_token_by_token(
-    random: httpx2.AsyncClient, prompt: Any, count: int, length: int
-) -> None:
-    # The first token has no log-probability: a null that the types of the package do not have.
-    answer = await sdk(random, strict=False).completions.create(
-        model=MODEL, prompt=prompt, max_tokens=length, temperature=0, logprobs=1, echo=True
-    )
-    assert len(answer.choices) == count
-    for choice in answer.choices:
         lists: Any = choice.logprobs
-        first, *others = zip(lists.token_logprobs, lists.top_logprobs, strict=True)
-        assert first == (None, None)
-        assert all(value < 0 and value <= max(top.values()) for value, top in others)
-        assert len(lists.tokens) == len(lists.text_offset) == len(others) + 1
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens == count * length
+        assert len(lists.tokens) == len(lists.token_logprobs) > 3
 
 
 @pytest.fixture
@@ -294,40 +196,41 @@ async def test_the_sdk_reads_its_own_default_encoding(embedder: httpx2.AsyncClie
 # --- responses -------------------------------------------------------------------------------
 
 
-async def test_responses_answer_and_remember(said: AsyncOpenAI) -> None:
-    first = await said.responses.create(model=MODEL, input="Repeat after me: one")
-    assert (first.status, first.output_text) == ("completed", "one")
-    second = await said.responses.create(
-        model=MODEL, input=say("two"), previous_response_id=first.id
+async def test_responses_call_functions_and_hear_their_answers(said: AsyncOpenAI) -> None:
+    asked: Any = {"model": MODEL, "input": say(CALL), "tools": FLAT_TOOLS}
+    whole = await said.responses.create(**asked)
+    async with said.responses.stream(**asked) as stream:
+        streamed = await stream.get_final_response()
+    answers: list[Any] = [whole, streamed]
+    for response in answers:
+        (call,) = [item for item in response.output if item.type == "function_call"]
+        assert json.loads(call.arguments) == {"city": "Paris"}
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        last = await said.responses.create(
+            model=MODEL, input=[result], tools=FLAT_TOOLS, previous_response_id=response.id
+        )
+        assert last.output_text == "sunny"
+
+
+async def test_stored_responses_are_retrieved_listed_and_deleted(said: AsyncOpenAI) -> None:
+    items: Any = [{"role": "developer", "content": "Be brief."}, *say("one")]
+    first = await said.responses.create(model=MODEL, input=items)
+    again: Any = [
+        *say(CALL),
+        {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "one"},
+        *say("two"),
+    ]
+    second = await said.responses.create(model=MODEL, input=again, previous_response_id=first.id)
+    assert await said.responses.retrieve(second.id) == second
+    listed = [
+        item.type async for item in said.responses.input_items.list(second.id, order="asc", limit=1)
+    ]
+    assert listed == ["message", "function_call", "function_call_output", "message"]
+    await said.responses.delete(first.id)
+    with pytest.raises(NotFoundError):
+        await said.responses.retrieve(first.id)
+    third = await said.responses.create(
+        model=MODEL, input=say("three"), previous_response_id=second.id
     )
-    assert second.output_text == "two"
-    assert first.usage is not None
-    assert second.usage is not None
-    assert second.usage.input_tokens > first.usage.total_tokens
-
-
-async def test_responses_stream_their_events_in_order(said: AsyncOpenAI) -> None:
-    async with said.responses.stream(
-        model=MODEL, input=say("<think>\nHm.\n</think>\n\nbit by bit")
-    ) as stream:
-        events = [event async for event in stream]
-        last = await stream.get_final_response()
-    assert last.output_text.strip() == "bit by bit"
-    assert [item.type for item in last.output] == ["reasoning", "message"]
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    kinds = [event.type for event in events]
-    assert kinds[:2] == ["response.created", "response.in_progress"]
-    assert kinds[-1] == "response.completed"
-
-
-async def test_responses_are_held_to_tools_and_schemas(held: AsyncOpenAI) -> None:
-    forced = await held.responses.create(
-        model=MODEL, input="x", tools=FLAT_TOOLS, tool_choice="required", max_output_tokens=2000
-    )
-    calls = [item for item in forced.output if item.type == "function_call"]
-    assert calls
-    assert all(json.loads(call.arguments)["city"] in ("Paris", "Rome") for call in calls)
-    parsed = await held.responses.parse(
-        model=MODEL, input="x", text_format=Forecast, max_output_tokens=2000
-    )
-    assert isinstance(parsed.output_parsed, Forecast)
+    assert third.output_text == "three", "what a response was made of stays with it"
