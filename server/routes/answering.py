@@ -143,7 +143,8 @@ class LineFraming:
     end: ClassVar[bytes] = b""
 
     def written(self, data: dict[str, Any]) -> bytes:
-        return to_json(data) + b"\n"
+        # Clients end lines as str.splitlines does: at U+0085 and U+2028, too.
+        return to_json(data, ensure_ascii=True) + b"\n"
 
     def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
         yield from json_pieces(data)
