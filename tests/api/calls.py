@@ -151,8 +151,33 @@ CALLS = (
         ask=Ask(tools=BOTH, one_call=True),
         text="",
         calls=[("wait", {})],
+        tokens=len(call("wait").removesuffix("}\n</tool_call>")),
         finish="tool_calls",
         apis=WITH_CHOICE,
+    ),
+    Behaviour(
+        "a stop string behind a call ends the answer, whose call is made",
+        says=f"{call('wait')}\nDone STOP. {call('wait')}",
+        ask=Ask(tools=BOTH, stop=("STOP",)),
+        text="Done ",
+        calls=[("wait", {})],
+        finish="tool_calls",
+        tokens=len(call("wait")) + len("\nDone STOP"),
+    ),
+    Behaviour(
+        "what is no call after all may have a stop string",
+        says=f"<tool_call>{{STOP {call('wait')}",
+        ask=Ask(tools=BOTH, stop=("STOP",)),
+        text="<tool_call>{",
+        stopped_by="STOP",
+    ),
+    Behaviour(
+        "a stop string does not go on behind a call",
+        says=f"ST{call('wait')}OP STOP",
+        ask=Ask(tools=BOTH, stop=("STOP",)),
+        text="STOP ",
+        calls=[("wait", {})],
+        finish="tool_calls",
     ),
     Behaviour(
         "a stop string before a call ends the answer",
@@ -170,7 +195,7 @@ CALLS = (
             calls=[("look", {"at": "a"})],
             finish="tool_calls",
         )
-        for stop in ("<tool_call>", "look")
+        for stop in ("<tool_call>", "look", "}}")
     ),
     *(
         Behaviour(

@@ -45,6 +45,9 @@ class Server:
         assert response.status_code == 200, response.text
         kind = response.headers["content-type"].partition(";")[0]
         assert kind == (api.media_type if streamed else "application/json")
+        if streamed:
+            kept = [response.headers.get(name) for name in ("cache-control", "x-accel-buffering")]
+            assert kept == ["no-cache", "no"], "nobody keeps a stream, or gathers it"
         answer = api.read_stream(response.text) if streamed else api.read_whole(response.json())
         assert answer.prompt_tokens == len(self.heard[-1].prompt_ids)
         return answer, response

@@ -10,7 +10,7 @@ from server.chat.generation import Choices
 from server.protocol.answers import Answer, ResponseMetadata
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import ResponseOptions
-from server.routes.answering import DONE, SIGN_OF_LIFE, AnswerStream, event
+from server.routes.answering import DONE, SIGN_OF_LIFE, AnswerStream
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import events, finish_of, streamed
 from tests.server.streams import Batches, PreparedStream, prepared, said
@@ -52,15 +52,6 @@ def chat_of(tokenizer: Tokenizer, batches: Batches) -> tuple[Choices, PreparedSt
     return choices, stream
 
 
-def test_an_event_is_one_line_whatever_its_text() -> None:
-    written = event({"text": 'a\nb\r"\N{LINE SEPARATOR}\N{SNOWMAN}'})
-    assert written.startswith(b"data: {")
-    assert written.endswith(b"}\n\n")
-    assert written.count(b"\n") == 2
-    assert b"\r" not in written
-    assert json.loads(written.removeprefix(b"data: "))["text"][-1] == "\N{SNOWMAN}"
-
-
 async def test_a_step_is_one_write(tokenizer: Tokenizer) -> None:
     batches = [said(tokenizer, "Hello", None), said(tokenizer, " you")]
     choices, stream = chat_of(tokenizer, batches)
@@ -73,28 +64,6 @@ async def test_a_step_is_one_write(tokenizer: Tokenizer) -> None:
     chunks = events(b"".join(bodies(messages)))
     assert (streamed(chunks), finish_of(chunks)) == ("Hello you", "length")
     assert stream.closed
-
-
-async def test_the_headers_forbid_to_keep_or_to_gather(tokenizer: Tokenizer) -> None:
-    choices, _ = chat_of(tokenizer, [said(tokenizer, "a")])
-    headers = dict((await sent(choices, chat_answer(tokenizer)))[0]["headers"])
-    assert headers[b"content-type"].startswith(b"text/event-stream")
-    assert headers[b"cache-control"] == b"no-cache"
-    assert headers[b"x-accel-buffering"] == b"no"
-
-
-async def test_silence_gets_a_comment(tokenizer: Tokenizer) -> None:
-    choices, _ = chat_of(tokenizer, [[], [], said(tokenizer, "a")])
-    messages = await sent(choices, chat_answer(tokenizer))
-    assert bodies(messages)[1:3] == [SIGN_OF_LIFE] * 2
-    assert streamed(events(b"".join(bodies(messages)))) == "a"
-
-
-async def test_a_step_without_a_whole_character_writes_nothing(tokenizer: Tokenizer) -> None:
-    first, *rest = said(tokenizer, "é")
-    choices, _ = chat_of(tokenizer, [[first], rest])
-    messages = await sent(choices, chat_answer(tokenizer))
-    assert len(bodies(messages)) == 2  # who speaks, the character with the end
 
 
 async def test_steps_of_which_nothing_can_be_sent_are_silence_too(tokenizer: Tokenizer) -> None:
