@@ -19,19 +19,18 @@ from engine.types import (
 from server.chat.generation import (
     Choices,
     Generation,
-    GenerationError,
     Prompt,
     choice_params,
     prefix_of_all,
 )
 from server.metrics.answer_times import Latencies, RequestTimes
+from server.text.conversation import Channel
 from server.text.parser import ParseOptions
-from server.text.pieces import Delta, Usage
+from server.text.pieces import Delta, TextPiece, Usage
 from server.text.tokenizer import Tokenizer
 from tests.server.streams import (
     PreparedClient,
     PreparedStream,
-    fault,
     parse_options,
     prepared,
     prompt_of,
@@ -39,6 +38,7 @@ from tests.server.streams import (
     scored,
     token,
 )
+from tests.server.text.calling import LOOK
 
 
 def started(
@@ -66,20 +66,12 @@ def test_an_answer_that_should_have_tokens_does_not_end_without_one(tokenizer: T
         generation.take([scored(-1.0, finish=FinishReason.LENGTH)])
 
 
-@pytest.mark.parametrize(
-    ("event", "message"),
-    [
-        (fault("a step failed"), "a step failed"),
-        (TokenEvent(1, None, FinishReason.ABORTED), "the request was aborted"),
-    ],
-)
-def test_a_fault_is_raised_and_never_an_end(
-    tokenizer: Tokenizer, event: TokenEvent, message: str
-) -> None:
-    generation, _ = started(tokenizer)
-    with pytest.raises(GenerationError, match=message):
-        generation.take([*said(tokenizer, "ab", None), event])
-    assert not generation.finished
+def test_of_one_step_nothing_counts_behind_a_stop_string(tokenizer: Tokenizer) -> None:
+    generation, stream = started(tokenizer, chat=ParseOptions("", (LOOK,)), stop=("STOP",))
+    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    delta = generation.take(said(tokenizer, f"Well STOP {call}"))
+    assert delta.pieces == [TextPiece(Channel.CONTENT, "Well ")]
+    assert (delta.finish, delta.stop_string, stream.closed) == ("stop", "STOP", True)
 
 
 PING_S = 1000.0  # silence is prepared

@@ -177,24 +177,6 @@ def test_no_door_takes_the_beginning_of_a_text_for_a_size(
     assert line.startswith("quire: setting cache.heap_size: ")
 
 
-def test_a_wrong_variable_is_named_by_its_setting(
-    quire: Run, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("QUIRE_ENGINE__MAX_NUM_SEQS", "many")
-    line = one_sentence(quire("serve", tiny_model), SETTINGS)
-    assert line.startswith("quire: setting engine.max_num_seqs: ")
-
-
-def test_a_wrong_line_of_the_file_is_named_with_the_file(
-    quire: Run, tiny_model: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "quire.toml"
-    file.write_text("[cache]\nkv_budgett = 1\n")
-    for command in ("serve", "plan"):
-        line = one_sentence(quire(command, tiny_model, "--config", file), SETTINGS)
-        assert line.startswith(f"quire: {file}: cache.kv_budgett: ")
-
-
 def test_memory_that_is_not_there_is_refused_with_its_figure(quire: Run, tiny_model: Path) -> None:
     line = one_sentence(quire("serve", tiny_model, "--kv-budget", "900000GiB"), SETTINGS)
     assert "900000.00 GiB does not fit" in line

@@ -60,12 +60,6 @@ def test_every_setting_of_engine_and_cache_reaches_the_engine() -> None:
 # --- plan ------------------------------------------------------------------------------------
 
 
-def test_a_budget_that_does_not_fit_says_which_figure(tiny_model: Path) -> None:
-    settings = read_settings(None, {"cache": {"kv_budget": "900000GiB"}})
-    with pytest.raises(SettingError, match=r"900000\.00 GiB does not fit: .*--kv-budget"):
-        make_plan(settings, read_checkpoint(tiny_model))
-
-
 def test_a_page_that_cannot_be_mapped_is_refused(tiny_model: Path) -> None:
     settings = read_settings(None, {"cache": {"page_size": 5000}})
     with pytest.raises(SettingError, match=r"page"):

@@ -6,49 +6,19 @@ from prometheus_client import CollectorRegistry, generate_latest
 from engine.figures import MlxMemory, StepMeter
 from engine.types import EngineStats, MissReason
 from server.metrics.engine_figures import EngineCollector
-from server.text.tokenizer import Tokenizer
-from tests.engines import BLOCK_BYTES, CONFIG
+from tests.engines import BLOCK_BYTES
 from tests.server.harness import (
     CHAT,
-    COMPLETIONS,
-    Connection,
     Engine,
     chat,
-    eventually,
-    own_engine,
-    prompt,
 )
 from tests.server.metrics.scraping import Samples, client_with, pool, samples_of, scrape, value
-
-PARTS = ("free", "live", "partial_tail", "mapped_ahead", "cached", "quarantined")
 
 
 def shown(stats: EngineStats, *, step_age_s: float = 0.0) -> Samples:
     registry = CollectorRegistry()
     registry.register(EngineCollector(client_with(stats, step_age_s=step_age_s)))
     return samples_of(generate_latest(registry).decode())
-
-
-async def test_the_parts_of_the_pool_add_up_to_its_capacity(tokenizer: Tokenizer) -> None:
-    async with own_engine(tokenizer, closed=True) as (engine, app, http):
-        open_ones = [Connection(app, COMPLETIONS, prompt("x" * 50, max_tokens=60))] * 2
-        seen = []
-        for _ in range(40):
-            await engine.step()
-            samples = await scrape(http)
-            assert sum(pool(samples, part) for part in PARTS) == pool(samples, "capacity")
-            assert pool(samples, "capacity") == CONFIG.kv_budget_bytes
-            seen.append(samples)
-        assert max(pool(samples, "live") for samples in seen) > 0
-        assert max(pool(samples, "partial_tail") for samples in seen) > 0
-        assert max(value(samples, "quire_requests_running") for samples in seen) == 1
-        engine.gate.open()
-        for connection in open_ones:
-            await connection.end()
-        await eventually(lambda: engine.client.stats.running == 0)
-        samples = await scrape(http)
-        assert pool(samples, "live") == pool(samples, "partial_tail") == 0
-        assert sum(pool(samples, part) for part in PARTS) == pool(samples, "capacity")
 
 
 async def test_memory_is_charged_while_it_is_used(http: httpx2.AsyncClient) -> None:
@@ -120,13 +90,6 @@ def test_steps_mlx_and_age_are_shown_as_the_engine_has_them() -> None:
     names = ("active", "cache", "peak")
     assert [value(samples, f"quire_mlx_{name}_bytes") for name in names] == [1, 2, 3]
     assert value(samples, "quire_engine_step_age_seconds") == 7.5
-
-
-async def test_an_engine_that_has_ended_shows(tokenizer: Tokenizer) -> None:
-    async with own_engine(tokenizer) as (engine, _, http):
-        assert value(await scrape(http), "quire_engine_alive_ratio") == 1
-        engine.stop()
-        assert value(await scrape(http), "quire_engine_alive_ratio") == 0
 
 
 async def test_what_the_pool_counts_shows(engine: Engine) -> None:

@@ -9,11 +9,10 @@ import pytest
 from engine.client import EngineClient
 from server.metrics import Metrics
 from server.metrics.registry import About
-from server.metrics.requests import Refusal
-from server.text.tokenizer import Tokenizer
+from server.metrics.requests import HttpMetrics, Refusal
 from tests.engines import recall_loop
-from tests.server.harness import COMPLETIONS, Connection, Engine, eventually, own_engine, prompt
-from tests.server.metrics.scraping import client_with, pool, samples_of, scrape, value
+from tests.server.harness import Engine
+from tests.server.metrics.scraping import client_with, samples_of, value
 from tests.server.metrics.table import DOCUMENT, families, table
 
 PROMTOOL = shutil.which(os.environ.get("PROMTOOL", "promtool"))
@@ -48,6 +47,18 @@ def test_what_happens_at_the_door_is_counted() -> None:
     metrics.connection_closed()
     with pytest.raises(AssertionError):
         metrics.connection_closed()
+
+
+def test_every_reason_to_refuse_is_there_from_the_start() -> None:
+    metrics = HttpMetrics(100)
+    metrics.count_refusal(Refusal.HOST)
+    samples = samples_of(metrics.render().decode())
+    found = {
+        dict(labels)["reason"]: count
+        for (name, labels), count in samples.items()
+        if name == "quire_refused_requests_total"
+    }
+    assert found == dict.fromkeys(map(str, Refusal), 0) | {"host": 1}
 
 
 def test_an_engine_that_was_never_started_has_no_pool_yet() -> None:
@@ -89,52 +100,3 @@ def test_prometheus_own_check_accepts_all(engine: Engine) -> None:
 def test_the_document_has_what_is_shown(engine: Engine) -> None:
     """``python -m tests.server.metrics.table`` writes it."""
     assert DOCUMENT.read_text().endswith(f"{table(engine.client)}\n")
-
-
-# --- under load ------------------------------------------------------------------------------
-
-
-async def test_fault_27_metrics_are_shown_while_the_engine_is_stuck(tokenizer: Tokenizer) -> None:
-    async with own_engine(tokenizer, closed=True) as (engine, app, http):
-        stuck = Connection(app, COMPLETIONS, prompt("x" * 50, max_tokens=5))
-        await eventually(lambda: engine.gate.entered > 0)
-        # The engine's thread holds whatever it holds, and does not go on.
-        for _ in range(3):
-            samples = await scrape(http)
-        assert value(samples, "quire_engine_alive_ratio") == 1
-        assert not stuck.done
-        engine.gate.open()
-        await stuck.end()
-
-
-async def test_fault_27_metrics_show_what_the_pool_counts(tokenizer: Tokenizer) -> None:
-    async with own_engine(tokenizer, closed=True) as (engine, app, http):
-        loop = engine.client._loop
-        assert loop is not None
-        kv = loop._kv
-        body = prompt("x" * 70, max_tokens=40)
-        busy = [Connection(app, COMPLETIONS, body)]
-        for number in range(30):
-            if number == 10:
-                busy.append(Connection(app, COMPLETIONS, body))
-            await engine.step()
-        # The next step waits at the gate; nothing else runs on the engine's thread, so that what
-        # stands after its last one can be counted from here.
-        loop.stats = loop._snapshot()
-        counted, samples = loop.stats.kv, await scrape(http)
-        assert counted is not None
-        parts = ("capacity", "free", "live", "partial_tail", "mapped_ahead", "cached")
-        for part in (*parts, "quarantined", "free_slack", "committed", "shared_saved", "block"):
-            assert pool(samples, part) == getattr(counted, f"{part}_bytes"), part
-        blocks = [sequence.parts[0] for sequence in kv._open.values()]
-        distinct = {block for sequence in blocks for block in sequence.buffer.table.blocks}
-        had = sum(len(sequence.buffer.table) for sequence in blocks)
-        assert pool(samples, "shared_saved") == (had - len(distinct)) * counted.block_bytes > 0
-        mapped = value(samples, "quire_kv_mapped_blocks_total")
-        unmapped = value(samples, "quire_kv_unmapped_blocks_total")
-        buffers = [sequence.buffer for sequence in blocks]
-        buffers += [closed.sequence.buffer for closed in kv._first.closed]
-        assert mapped - unmapped == sum(buffer.mapped_blocks for buffer in buffers) > 0
-        engine.gate.open()
-        for connection in busy:
-            await connection.end()

@@ -1,60 +1,9 @@
 import json
 from base64 import b64decode
-from typing import Any
 
 import numpy as np
-import pytest
 
-from server.config import LimitsSection
-from server.protocol.embeddings import EmbeddingRequest, embedding_pieces, shorten
-from server.protocol.wire_errors import ApiError
-
-LIMITS = LimitsSection()
-
-
-def wire(**fields: Any) -> EmbeddingRequest:
-    return EmbeddingRequest.model_validate_json(json.dumps(fields))
-
-
-@pytest.mark.parametrize(
-    ("given", "inputs", "names"),
-    [
-        ("a", ["a"], ["input"]),
-        (["a", "b"], ["a", "b"], ["input[0]", "input[1]"]),
-        ([1, 2], [[1, 2]], ["input"]),
-        ([[1], [2, 3]], [[1], [2, 3]], ["input[0]", "input[1]"]),
-    ],
-)
-def test_every_form_of_an_input_is_one_list(given: Any, inputs: Any, names: list[str]) -> None:
-    found = wire(input=given)
-    found.check(LIMITS)
-    assert found.inputs == inputs
-    assert [found.name_of(number) for number in range(len(inputs))] == names
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ("", "input"),
-        ([], "input"),
-        (["a", ""], "input[1]"),
-        ([[1], []], "input[1]"),
-        ([[]], "input[0]"),
-        (["a"] * 2049, "input"),
-    ],
-)
-def test_what_is_empty_or_too_much_is_refused_by_name(given: Any, param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        wire(input=given).check(LIMITS)
-    assert (caught.value.status, caught.value.param) == (400, param)
-
-
-@pytest.mark.parametrize("normalize", [None, True])
-def test_vectors_are_always_of_length_1(normalize: bool | None) -> None:
-    wire(input="a", normalize=normalize).check(LIMITS)
-    with pytest.raises(ApiError) as caught:
-        wire(input="a", normalize=False).check(LIMITS)
-    assert caught.value.param == "normalize"
+from server.protocol.embeddings import embedding_pieces, shorten
 
 
 def test_a_vector_that_is_cut_has_length_1_again() -> None:

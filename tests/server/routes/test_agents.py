@@ -121,20 +121,6 @@ async def test_no_block_of_a_history_ends_a_session(
         assert said == [left_out and 1]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_items_that_no_prompt_has_are_left_out_with_a_word(door: Door, stream: bool) -> None:
-    thought = {"type": "reasoning", "summary": [], "encrypted_content": "gAAAAA"}
-    search = {"type": "web_search_call", "action": {"type": "search", "query": "q"}}
-    items = [USER, search, thought, USER, search, {"type": "zebra"}]
-    response = await door.answer(RESPONSES, input=items, stream=stream)
-    assert response.headers[LEFT_OUT] == "reasoning=1, web_search_call=2, zebra=1"
-    bare = await door.answer(RESPONSES, input=[USER, USER])
-    assert LEFT_OUT not in bare.headers
-    assert door.asked[0].prompt_ids == door.asked[1].prompt_ids
-    follow = {"input": "And?", "previous_response_id": bare.json()["id"]}
-    assert LEFT_OUT not in (await door.answer(RESPONSES, **follow)).headers
-
-
 # --- tools that a conversation loads ---------------------------------------------------------
 
 

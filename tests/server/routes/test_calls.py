@@ -92,20 +92,6 @@ def goes_on(first: Json, second: Json) -> bool:
 # --- calls that are asked for ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": LOOK["function"]}])
-@pytest.mark.parametrize("seed", range(3))
-async def test_a_call_that_is_asked_for_satisfies_its_schema(
-    http: httpx2.AsyncClient, choice: Any, seed: int
-) -> None:
-    wanted = {"tools": [LOOK], "tool_choice": choice, "parallel_tool_calls": False}
-    drawn = {"temperature": 1, "seed": seed, "thinking_token_budget": 5}
-    made = await answer(http, **wanted, **drawn, max_tokens=300)
-    ((name, arguments),) = made.calls
-    assert (name, arguments["at"] in ("a", "b")) == ("look", True)
-    assert set(arguments) <= {"at", "times"}
-    assert (made.text, made.finish) == ("", "tool_calls")
-
-
 async def test_every_choice_has_calls_of_its_own(http: httpx2.AsyncClient) -> None:
     wanted: Any = {"tools": [LOOK], "tool_choice": "required", "parallel_tool_calls": False}
     body = chat(**wanted, n=3, reasoning_effort="none")
@@ -116,15 +102,6 @@ async def test_every_choice_has_calls_of_its_own(http: httpx2.AsyncClient) -> No
 
 
 # --- conversations with calls ------------------------------------------------------------------
-
-
-async def test_a_call_and_its_answer_come_back(
-    engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient
-) -> None:
-    says = f"<think>\nHm.\n</think>\n\n{hermes('wait')}", "So be it."
-    first, second = await both_turns(http, engine, tokenizer, *says)
-    assert API.read_whole(second).text == "So be it."
-    assert goes_on(first, second)
 
 
 @pytest.mark.parametrize("changes", [{}, {"id": "call_x"}])

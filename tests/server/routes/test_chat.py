@@ -116,13 +116,19 @@ def give_template(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, text: s
     monkeypatch.setattr(tokenizer.template, "_files", files)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [CHAT, "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/api/chat", "/tokenize"],
+)
 async def test_a_model_without_a_template_refuses_chats(
-    tokenizer: Tokenizer, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(tokenizer.template, "exists", False)
-    status, error = await refusal(http, chat())
-    assert (status, error["param"]) == (400, "messages")
-    assert "/v1/completions" in error["message"]
+    body = chat(max_tokens=1) | ({"input": "Hello"} if path.endswith("responses") else {})
+    refused = await http.post(path, json=body)
+    assert refused.status_code == 400
+    assert "no chat template" in refused.text
+    assert "/v1/completions" in refused.text
 
 
 async def test_messages_that_the_template_cannot_render_are_refused(

@@ -152,16 +152,6 @@ async def test_an_echoed_prompt_needs_no_answer(tokenizer: Tokenizer, logprobs: 
         assert choice["logprobs"]["top_logprobs"] == [None, {"b": -1.0}]
 
 
-async def test_the_token_that_ends_a_text_is_one_of_its_tokens(
-    engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient
-) -> None:
-    engine.script[:] = ids_of(tokenizer, "é<|im_end|>")
-    (choice,) = (await answer(http, max_tokens=9, logprobs=0))["choices"]
-    assert (choice["text"], choice["finish_reason"]) == ("é", "stop")
-    assert choice["logprobs"]["tokens"][2:] == ["<|im_end|>"]
-    assert choice["logprobs"]["text_offset"] == [0, 0, 1]
-
-
 async def test_completions_are_found_without_v1_as_well(http: httpx2.AsyncClient) -> None:
     response = await http.post("/completions", json=prompt(max_tokens=2))
     assert response.status_code == 200

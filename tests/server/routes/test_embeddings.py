@@ -141,7 +141,10 @@ async def test_an_input_may_fill_the_context_and_is_never_cut(
     [
         ({}, "input"),
         ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [[]]}, "input[0]"),
         ({"input": ["a", ""]}, "input[1]"),
+        ({"input": "a", "normalize": False}, "normalize"),
         ({"input": [[1], [VOCAB]]}, "input[1]"),
         ({"input": ["a"] * 2049}, "input"),
         ({"input": "a", "dimensions": VOCAB + 1}, "dimensions"),

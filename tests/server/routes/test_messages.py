@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,8 +12,6 @@ from server.config import Config, ServerSection
 from server.text.tokenizer import Tokenizer
 from tests.api.table import MESSAGES as API
 from tests.api.wire import read_named_events
-from tests.engines import VOCAB
-from tests.models import write_tokenizer
 from tests.server.harness import (
     END,
     Engine,
@@ -31,7 +28,6 @@ COUNT = "/v1/messages/count_tokens"
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
 LOOK = {"name": "look", "description": "Looks.", "input_schema": SCHEMA}
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "a"}}\n</tool_call>'
-BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cch=0;"
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 PROMPT_COUNTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 MAX_LEN = 1000
@@ -65,9 +61,6 @@ async def error_of(response: httpx2.Response) -> dict[str, str]:
     assert body["request_id"] == response.headers["request-id"]
     error: dict[str, str] = body["error"]
     return error
-
-
-# --- answers ---------------------------------------------------------------------------------
 
 
 # --- prompts ---------------------------------------------------------------------------------
@@ -143,32 +136,6 @@ def counts_of(body: dict[str, Any]) -> tuple[int, ...]:
     return tuple(body["usage"][name] for name in PROMPT_COUNTS)
 
 
-async def test_claude_codes_body_is_answered(
-    engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient
-) -> None:
-    engine.script[:] = ids_of(tokenizer, f"Done.{END}")
-    body = message(
-        [text("<system-reminder>x</system-reminder>"), text("Hi", **EPHEMERAL)],
-        model="recall",
-        max_tokens=32_000,
-        system=[text(BILLING), text("You are."), text("Be brief.", **EPHEMERAL)],
-        tools=[
-            LOOK | {"eager_input_streaming": True, "defer_loading": True},
-            {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
-        ],
-        thinking={"type": "adaptive"},
-        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        output_config={"effort": "high"},
-        metadata={"user_id": "user_1"},
-        stream=True,
-    )
-    body["messages"].append({"role": "system", "content": "The date is today."})
-    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a,b", "x-api-key": "any"}
-    response = await http.post(f"{MESSAGES}?beta=true", json=body, headers=headers)
-    assert response.status_code == 200
-    assert API.read_stream(response.text).text == "Done."
-
-
 # --- counts ----------------------------------------------------------------------------------
 
 
@@ -237,16 +204,3 @@ async def test_a_call_that_takes_its_time_gets_signs_of_life(
     before, _, _ = response.text.partition("event: content_block_start")
     assert before.count(": waiting") > 10
     assert API.read_stream(response.text).finish == "tool_calls"
-
-
-async def test_a_model_without_a_template_cannot_answer(engine: Engine, tmp_path: Path) -> None:
-    write_tokenizer(tmp_path, VOCAB)
-    path = tmp_path / "tokenizer_config.json"
-    settings = json.loads(path.read_text())
-    del settings["chat_template"]
-    path.write_text(json.dumps(settings))
-    async with serving(engine.client, Tokenizer(tmp_path)) as (_, http):
-        for where in (MESSAGES, COUNT):
-            response = await http.post(where, json=message())
-            assert response.status_code == 400
-            assert "template" in (await error_of(response))["message"]

@@ -43,24 +43,6 @@ async def test_a_server_whose_engine_decodes_is_ready(
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("HEAD", "/"), ("GET", "/version")])
-async def test_somebody_is_there(http: httpx2.AsyncClient, method: str, path: str) -> None:
-    response = await http.request(method, path)
-    assert response.status_code == 200
-    assert bool(response.content) == (method == "GET")
-
-
-async def test_the_canary_leaves_nothing_behind(http: httpx2.AsyncClient, engine: Engine) -> None:
-    assert (await http.get("/ready")).status_code == 200
-
-    def empty() -> bool:
-        kv = engine.client.stats.kv
-        return kv is not None and kv.free_bytes + kv.cached_bytes == kv.capacity_bytes
-
-    await eventually(empty)
-    assert engine.client.in_flight == 0
-
-
 async def test_fault_10_a_server_whose_engine_is_stuck_is_alive_but_not_ready(
     tokenizer: Tokenizer,
 ) -> None:

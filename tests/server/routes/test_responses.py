@@ -11,7 +11,6 @@ from server.text.tokenizer import Tokenizer
 from tests.api.wire import read_named_events
 from tests.server.harness import (
     END,
-    MODEL,
     Connection,
     Engine,
     Json,
@@ -104,16 +103,6 @@ async def test_a_response_has_all_fields_that_open_responses_asks_for(
         "service_tier": "default",
         "safety_identifier": None,
         "prompt_cache_key": "k",
-    }
-
-
-async def test_the_tokens_of_an_input_can_be_counted(http: httpx2.AsyncClient) -> None:
-    fields = {"instructions": "Be brief.", "tools": [LOOK]}
-    response = await http.post(f"{RESPONSES}/input_tokens", json=body(**fields))
-    found = await posted(http, RESPONSES, body(max_output_tokens=1, **fields))
-    assert response.json() == {
-        "object": "response.input_tokens",
-        "input_tokens": found["usage"]["input_tokens"],
     }
 
 
@@ -308,39 +297,3 @@ async def test_a_stored_response_is_not_streamed(http: httpx2.AsyncClient) -> No
     response = await http.get(f"{RESPONSES}/resp_1", params={"stream": "true"})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "stream"
-
-
-# --- what is refused -------------------------------------------------------------------------
-
-
-async def test_what_codex_sends_is_answered(
-    engine: Engine, tokenizer: Tokenizer, http: httpx2.AsyncClient
-) -> None:
-    says(engine, tokenizer, TURN)
-    developer = [{"type": "input_text", "text": "Be brief."}]
-    asked = {
-        "model": MODEL,
-        "input": [
-            {"type": "message", "role": "developer", "content": developer},
-            {"type": "message", "role": "developer", "content": developer},
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
-        ],
-        "tools": [
-            LOOK | {"strict": False},
-            {"type": "namespace", "name": "n", "tools": []},
-            {"type": "web_search", "external_web_access": False},
-        ],
-        "tool_choice": "auto",
-        "parallel_tool_calls": True,
-        "reasoning": {"summary": "auto"},
-        "store": False,
-        "stream": True,
-        "include": ["reasoning.encrypted_content"],
-        "temperature": 0,
-        "prompt_cache_key": "0198",
-        "client_metadata": {"x-codex-installation-id": "1"},
-    }
-    response = await http.post(RESPONSES, json=asked)
-    assert response.status_code == 200, response.text
-    kinds = [item["type"] for item in read_named_events(response.text)[-1]["response"]["output"]]
-    assert kinds == ["reasoning", "message", "function_call"]

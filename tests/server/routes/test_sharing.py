@@ -77,11 +77,6 @@ async def test_choices_have_their_numbers_and_the_first_is_that_of_a_request_for
     assert found["usage"]["total_tokens"] == found["usage"]["prompt_tokens"] + 3 * 12
 
 
-async def test_greedy_choices_are_equal(http: httpx2.AsyncClient, path: str) -> None:
-    choices = (await answer(http, path, n=2, max_tokens=8))["choices"]
-    assert text_of(choices[0]) == text_of(choices[1])
-
-
 async def test_a_stream_carries_all_choices_and_ends_once(
     http: httpx2.AsyncClient, path: str
 ) -> None:
@@ -308,9 +303,6 @@ async def test_what_no_report_came_for_was_not_cached(
     assert timings["tokens_per_s"] > 0
     details = {"cached_tokens": 0, "cache_miss": None}
     assert found["usage"]["prompt_tokens_details"] == details
-
-
-# --- OpenAI's client -------------------------------------------------------------------------
 
 
 # --- token ids -------------------------------------------------------------------------------

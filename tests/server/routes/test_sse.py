@@ -74,37 +74,6 @@ async def test_steps_of_which_nothing_can_be_sent_are_silence_too(tokenizer: Tok
     assert len(bodies(messages)) == 3
 
 
-async def test_the_chunks_of_several_choices_come_step_by_step(tokenizer: Tokenizer) -> None:
-    batches = [
-        said(tokenizer, "a", None, 1) + said(tokenizer, "b", None, 0),
-        said(tokenizer, "c", choice=1),
-        said(tokenizer, "d", choice=0),
-    ]
-    choices, _ = prepared(tokenizer, batches, choices=2, chat="assistant\n")
-    messages = await sent(choices, chat_answer(tokenizer, choices=2, include_usage=True))
-    roles, *steps = bodies(messages)
-    usage_at = steps[-1].rindex(b"data: {")
-    steps[-1], last = steps[-1][:usage_at], steps[-1][usage_at:]
-    assert [chunk["choices"][0]["delta"] for chunk in events(roles + DONE)] == [
-        {"role": "assistant", "content": ""}
-    ] * 2
-    found = [
-        [
-            (chunk["choices"][0]["index"], chunk["choices"][0]["finish_reason"])
-            for chunk in events(step + DONE)
-        ]
-        for step in steps
-    ]
-    assert found == [
-        [(0, None), (1, None)],
-        [(1, None), (1, "length")],
-        [(0, None), (0, "length")],
-    ]
-    (usage,) = events(last)
-    assert usage["usage"]["completion_tokens"] == 4
-    assert last.count(DONE) == 1
-
-
 @pytest.mark.parametrize("leaves_after", [1, 2, 3])
 async def test_a_client_that_refuses_a_write_ends_the_request(
     tokenizer: Tokenizer, leaves_after: int

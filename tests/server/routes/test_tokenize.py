@@ -4,7 +4,6 @@ import httpx2
 import pytest
 
 from server.config import LimitsSection
-from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.server.harness import CHAT, COMPLETIONS, ids_of, own_engine, posted
@@ -105,14 +104,6 @@ async def test_bad_input_is_refused_with_the_name_of_its_parameter(
     response = await http.post(path, json=body)
     assert response.status_code == status
     assert response.json()["error"]["param"] == param
-
-
-async def test_a_model_without_a_chat_template_has_texts_only(
-    service: Service, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service.tokenizer.template, "exists", False)
-    response = await http.post("/tokenize", json={"messages": MESSAGES})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
 
 
 async def test_the_engine_is_not_needed(tokenizer: Tokenizer) -> None:
