@@ -91,12 +91,6 @@ def test_json_is_one_object(asked: list[SelfTestOptions]) -> None:
     assert asked == [SelfTestOptions(engine_config(Config()))]
 
 
-def test_a_wrong_setting_is_named(asked: list[SelfTestOptions]) -> None:
-    with pytest.raises(SettingError, match=r"setting cache\.kv_backend: "):
-        run_doctor(None, {"cache": {"kv_backend": "papyrus"}}, lambda _: None)
-    assert asked == []
-
-
 def test_the_doctor_loads_neither_mlx_nor_the_extension() -> None:
     assert (
         output_of("""

@@ -29,14 +29,14 @@ from server.cli.serve import (
     start_engine,
 )
 from server.cli.settings import read_settings
-from server.config import MIB, Config, ServerSection
+from server.config import Config, ServerSection
 from server.http import server
 from server.http.listener import reserve, reserved_for_ollama
 from server.http.server import listen
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.engine.test_power import Machine
-from tests.models import TINY, write_model
+from tests.models import write_model
 from tests.server.commands import SMALL
 from tests.server.harness import (
     COMPLETIONS,
@@ -48,8 +48,6 @@ from tests.server.harness import (
 )
 from tests.server.harness import start_engine as start_recall_engine
 
-GIB = 1024 * MIB
-
 
 @pytest.fixture(scope="module")
 def plan(tiny_model: Path) -> EnginePlan:
@@ -57,16 +55,6 @@ def plan(tiny_model: Path) -> EnginePlan:
 
 
 # --- engine and socket -----------------------------------------------------------------------
-
-
-def test_an_engine_starts_from_its_plan_and_is_warm(plan: EnginePlan) -> None:
-    client = start_engine(read_settings(None, SMALL), plan)
-    try:
-        assert client.alive
-        assert client.limits.max_model_len == 256
-        assert client.limits.vocab_size == TINY.vocab_size
-    finally:
-        assert client.stop(20)
 
 
 def test_an_engine_that_cannot_be_built_says_why(plan: EnginePlan, tmp_path: Path) -> None:
@@ -162,25 +150,6 @@ def is_there(port: int) -> bool:
         socket.create_connection(("127.0.0.1", port), DEADLINE_S).close()
         return True
     return False
-
-
-def test_a_server_that_nobody_asks_ends_at_once(
-    tokenizer: Tokenizer, listener: socket.socket, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = start_recall_engine()
-    said: list[str] = []
-    monkeypatch.setattr(server, "log", SimpleNamespace(info=said.append))
-
-    def end_when_it_answers() -> None:
-        status_of(port, "abc")
-        signal.raise_signal(signal.SIGINT)
-
-    with ThreadPoolExecutor(1) as clients:
-        asked = clients.submit(end_when_it_answers)
-        listen(Config(), make_service(engine.client, tokenizer), listener)
-        asked.result()
-    engine.stop()
-    assert said == [f"serving recall on http://127.0.0.1:{port}", "ending"]
 
 
 # --- all of it, but for the socket ------------------------------------------------------------

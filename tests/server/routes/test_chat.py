@@ -124,7 +124,7 @@ async def test_a_model_without_a_template_refuses_chats(
     tokenizer: Tokenizer, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr(tokenizer.template, "exists", False)
-    body = chat(max_tokens=1) | ({"input": "Hello"} if path.endswith("responses") else {})
+    body = {"input": "Hello"} if path.endswith("responses") else chat(max_tokens=1)
     refused = await http.post(path, json=body)
     assert refused.status_code == 400
     assert "no chat template" in refused.text

@@ -12,10 +12,8 @@ from server.text.chat_template import (
     TemplateError,
     arguments_object,
     common_chars,
-    template_messages,
 )
-from server.text.conversation import Conversation, Thinking, Tool, ToolCall, ToolChoice, Turn
-from server.text.encoder import pieces_of
+from server.text.conversation import Conversation, Thinking, Tool, ToolCall, Turn
 from server.text.template_trial import TimeLimit
 from server.text.tokenizer import Tokenizer
 from tests.models import TEMPLATE, XML_TEMPLATE, write_tokenizer
@@ -24,7 +22,6 @@ from tests.templates import LLAMA_TEMPLATE
 
 USER = Turn("user", "Hello")
 BRIEF = Turn("system", "Be brief.")
-START = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
 LOOK = Tool("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}})
 CONTENTS = "{% for m in messages %}{{ m.content }}|{% endfor %}"
 
@@ -39,17 +36,6 @@ def made(tmp_path: Path) -> Any:
 
 
 # --- what the template is told ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("enabled", "ending"),
-    [(None, ""), (True, ""), (False, "<think>\n\n</think>\n\n")],
-)
-def test_thinking_is_switched_by_the_template(
-    tokenizer: Tokenizer, enabled: bool | None, ending: str
-) -> None:
-    asked = talk(thinking=Thinking(enabled))
-    assert tokenizer.template.render(asked)[0] == START + ending
 
 
 def test_what_nobody_asked_for_is_not_defined_in_the_template(made: Any) -> None:
@@ -70,29 +56,11 @@ def test_tools_are_described_as_openai_does(made: Any) -> None:
     assert template.render(talk(tools=(LOOK, Tool("wait"))))[0] == described
 
 
-def test_a_model_that_must_not_call_is_told_of_no_tools(made: Any) -> None:
-    template = made("{{ tools is none }}")
-    asked = talk(tools=(LOOK,), tool_choice=ToolChoice("none"))
-    assert template.render(asked)[0] == "True"
-
-
-def test_a_template_that_fails_is_the_conversations_fault(made: Any) -> None:
-    template = made("{{ raise_exception('no') }}")
-    assert (template.exists, template.takes_late_system) == (True, False)
-    with pytest.raises(TemplateError, match="cannot render these messages"):
-        template.render(talk())
-
-
 def test_a_template_for_tools_alone_renders_no_other_conversation(made: Any) -> None:
     template = made([{"name": "tool_use", "template": CONTENTS}])
     assert template.render(talk(tools=(LOOK,)))[0]
     with pytest.raises(TemplateError, match="cannot render these messages"):
         template.render(talk())
-
-
-def test_a_folder_without_a_template_says_so(made: Any) -> None:
-    assert not made(None).exists
-    assert made(TEMPLATE).exists
 
 
 def test_a_template_that_is_never_asked_is_never_rendered(made: Any) -> None:
@@ -284,24 +252,6 @@ def test_a_template_that_takes_one_call_at_once_gets_each_with_its_result(
 # --- turns ------------------------------------------------------------------------------------
 
 
-def test_leading_system_turns_become_one_message() -> None:
-    asked = Conversation((BRIEF, Turn("system", "Two."), USER, Turn("system", "Three.")))
-    assert template_messages(asked, takes_late_system=True) == [
-        {"role": "system", "content": "Be brief.\n\nTwo."},
-        {"role": "user", "content": "Hello"},
-        {"role": "system", "content": "Three."},
-    ]
-
-
-def test_a_template_that_takes_no_late_system_message_gets_it_from_the_user() -> None:
-    asked = Conversation((BRIEF, USER, Turn("system", "Three.")))
-    assert template_messages(asked, takes_late_system=False) == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hello"},
-        {"role": "user", "content": "Three."},
-    ]
-
-
 REFUSES_LATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('too late') }}{% endif %}{{ m.role }}:{{ m.content }}|{% endfor %}"
@@ -316,35 +266,6 @@ LOSES_LATE = (
 def test_no_system_message_is_lost(made: Any, template: str) -> None:
     asked = Conversation((BRIEF, USER, Turn("system", "Three.")))
     assert made(template).render(asked)[0] == "system:Be brief.|user:Hello|user:Three.|"
-
-
-@pytest.mark.parametrize("template", [TEMPLATE, XML_TEMPLATE])
-def test_what_a_model_said_is_rendered_as_it_said_it(made: Any, template: str) -> None:
-    calls = (
-        ToolCall("1", "look", '{"at": "a \\"b\\"\\né", "n": [1, null], "deep": {"x": 1.5}}'),
-        ToolCall("2", "wait", "{}"),
-    )
-    turns = (
-        USER,
-        Turn("assistant", "Sure.", "Hm.", calls),
-        Turn("tool", "7", tool_call_id="1"),
-        Turn("tool", "8", tool_call_id="2"),
-    )
-    prompt, _ = made(template).render(Conversation(turns, (LOOK,)))
-    hermes = (
-        '<tool_call>\n{"name": "look", "arguments": {"at": "a \\"b\\"\\né", "n": [1, null], '
-        '"deep": {"x": 1.5}}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>'
-    )
-    xml = (
-        '<tool_call>\n<function=look>\n<parameter=at>\na "b"\né\n</parameter>\n'
-        "<parameter=n>\n[1, null]\n</parameter>\n"
-        '<parameter=deep>\n{"x": 1.5}\n</parameter>\n</function>\n</tool_call>\n'
-        "<tool_call>\n<function=wait>\n</function>\n</tool_call>"
-    )
-    said = "<think>\nHm.\n</think>\n\nSure.\n" + (hermes if template == TEMPLATE else xml)
-    assert f"<|im_start|>assistant\n{said}<|im_end|>\n" in prompt
-    assert "<|im_start|>tool\n7<|im_end|>\n<|im_start|>tool\n8<|im_end|>\n" in prompt
 
 
 def test_a_tools_answer_names_its_call(made: Any) -> None:
@@ -375,29 +296,12 @@ def test_arguments_that_are_no_object_are_shown_as_they_were_written(
 # --- what others begin with as well -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["Be brief.", "", "naïve 😀", "a</think>b", "<|im_end|>\n"])
-def test_the_characters_of_the_system_message_are_those_of_its_part_of_the_prompt(
-    tokenizer: Tokenizer, text: str
-) -> None:
-    head = f"<|im_start|>system\n{text}<|im_end|>\n"
-    for ending in ((), (USER,), (USER, Turn("system", "Later."))):
-        prompt, ends = tokenizer.template.render(talk(Turn("system", text), *ending))
-        assert "".join(pieces_of(prompt[: ends.system])) == head
-
-
 def test_the_tools_are_shared_like_the_system_message(tokenizer: Tokenizer) -> None:
     one, (shared, *_) = tokenizer.template.render(talk(BRIEF, USER, tools=(LOOK,)))
     other, _ = tokenizer.template.render(talk(BRIEF, Turn("user", "Bye"), tools=(LOOK,)))
     assert '"look"' in one[:shared]
     assert "Be brief." in one[:shared]
     assert one[:shared] == other[:shared]
-
-
-@pytest.mark.parametrize("turns", [(USER,), (USER, Turn("system", "Too late."))])
-def test_a_conversation_that_begins_with_a_user_shares_nothing(
-    tokenizer: Tokenizer, turns: tuple[Turn, ...]
-) -> None:
-    assert tokenizer.template.render(talk(*turns))[1].system == 0
 
 
 WANTS_A_USER = (
@@ -445,15 +349,6 @@ def called(written: str | None) -> Conversation:
     """Two calls, of which the text of the second one may be known."""
     calls = (ToolCall("a", "look", "{}"), ToolCall("b", "look", '{"at": "</tool_call>"}', written))
     return talk(USER, Turn("assistant", "Hm.", tool_calls=calls), Turn("user", "<tool_call>"))
-
-
-@pytest.mark.parametrize("template", [TEMPLATE, XML_TEMPLATE])
-def test_a_call_whose_text_is_known_stands_as_the_model_wrote_it(made: Any, template: str) -> None:
-    chat = made(template)
-    (plain, _), (found, _) = chat.render(called(None)), chat.render(called(WROTE))
-    begin = plain.index("<tool_call>", plain.index("<tool_call>", plain.index("Hm.")) + 1)
-    end = plain.index("<|im_end|>", begin)
-    assert found == plain[:begin] + WROTE + plain[end:]
 
 
 def test_a_template_that_does_more_with_calls_than_to_write_them_writes_them(made: Any) -> None:

@@ -16,7 +16,7 @@ from server.text.grammar.compiler import (
     Refusal,
 )
 from server.text.grammar.constraint_spec import ConstraintSpec
-from server.text.grammar.constraints import CompiledGrammar, ReasoningConstraint
+from server.text.grammar.constraints import CompiledGrammar
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import LEXER_BYTES
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
@@ -84,12 +84,6 @@ async def test_a_budget_of_thoughts_alone_needs_no_compiler(tokenizer: Tokenizer
     assert made.worker is None
 
 
-async def test_thoughts_come_before_the_form(tokenizer: Tokenizer) -> None:
-    thinking = await compiler(tokenizer).compile(replace(NUMBER, first_channel=Channel.REASONING))
-    assert isinstance(thinking, ReasoningConstraint)
-    assert takes(thinking, tokenizer, "well</think>\n12")
-
-
 async def test_a_form_is_estimated_once_and_the_oldest_is_forgotten(tokenizer: Tokenizer) -> None:
     made = Watched(tokenizer, max_kept=2)
     specs = [ConstraintSpec(OutputFormat("choice", [name])) for name in "abc"]
@@ -133,17 +127,6 @@ async def test_a_form_is_ready_for_the_next_one_although_the_first_who_asked_has
     with pytest.raises(asyncio.CancelledError):
         await first
     assert await made.compiler.compile(NUMBER) is not None
-    assert made.estimated == 1
-
-
-async def test_what_was_refused_is_remembered(tokenizer: Tokenizer) -> None:
-    made = Watched(tokenizer)
-    for _ in range(3):
-        with pytest.raises(GrammarError, match="not at # is not supported") as caught:
-            await made.compiler.compile(
-                ConstraintSpec(OutputFormat("json_schema", {"not": {"a": 1}}, "guided"))
-            )
-        assert caught.value.param == "guided"
     assert made.estimated == 1
 
 
@@ -252,12 +235,6 @@ async def test_a_tokenizer_that_cannot_be_read_refuses_every_form(tokenizer: Tok
     assert await made.compile(budget) is not None
 
 
-def test_a_tokenizer_that_can_be_read_is_read_before_anybody_asks(tokenizer: Tokenizer) -> None:
-    made = Watched(tokenizer)
-    assert made.compiler.load() == ""
-    assert made.worker is not None
-
-
 # --- what would break the process --------------------------------------------------------------
 
 
@@ -303,13 +280,6 @@ def test_grammars_count_until_nobody_has_them(matcher: LLMatcher) -> None:
     assert cache.get(b"2") is None, "who is only kept gives way"
     assert cache.used_bytes == 4
     del first
-    assert cache.used_bytes == 0
-
-
-def test_memory_of_a_grammar_that_was_not_made_is_free_again() -> None:
-    cache = GrammarCache(max_bytes=10, max_grammars=1)
-    cache.reserve(10)
-    cache.release(10)
     assert cache.used_bytes == 0
 
 

@@ -27,7 +27,6 @@ from tests.server.text.grammars import (
     stop_ids,
     tagged_tokenizer,
     takes,
-    text_of,
     vocabulary,
     wander,
 )
@@ -73,15 +72,6 @@ def test_no_added_token_stands_within_a_string(tmp_path: Path, text: str, length
     constraint.accept(token_id(tokenizer, '"'))
     assert token_id(tokenizer, "a") in (allowed_ids(constraint) or ())
     assert token_id(tokenizer, text) not in (allowed_ids(constraint) or ())
-
-
-def test_copies_go_their_own_ways(words: Vocabulary, tokenizer: Tokenizer) -> None:
-    first = of_lark(words, "start: /[a-z]{4}/")
-    second = first.copy()
-    assert follows(first, tokenizer.fast.encode("abcd").ids)
-    assert follows(second, tokenizer.fast.encode("wxyz").ids)
-    assert first.complete
-    assert second.complete
 
 
 def test_an_answer_that_is_begun_goes_on_where_it_ends(
@@ -154,15 +144,6 @@ def test_masks_that_take_too_long_are_the_forms_fault_but_one_alone_is_not(
         allowed_ids(constraint)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_answers_at_random_are_of_the_language(
-    words: Vocabulary, tokenizer: Tokenizer, seed: int
-) -> None:
-    tokens = wander(of_lark(words, 'start: ("ab" | "c"){1,9} "!"'), tokenizer, Random(seed))
-    assert tokens is not None
-    assert text_of(tokenizer, tokens).replace("ab", "").strip("c") == "!"
-
-
 # --- tags ------------------------------------------------------------------------------------
 
 
@@ -191,9 +172,6 @@ def test_how_much_of_a_tag_is_there_is_known(text: bytes, matched: int) -> None:
         assert not watch.feed(text[:cut])
         assert not watch.feed(text[cut:])
         assert watch.matched == matched
-
-
-A = {ord("a") - ord("!")}
 
 
 @pytest.fixture
@@ -267,12 +245,6 @@ def test_where_no_token_opens_thoughts_the_answer_begins_at_once(
     constraint = thinking(answer, words, None)
     assert allowed_ids(constraint) == [token_id(tokenizer, "a")]
     assert takes(constraint, tokenizer, "aa")
-
-
-def test_a_model_that_does_not_think_is_held_to_its_answer(
-    words: Vocabulary, tokenizer: Tokenizer, answer: Scripted
-) -> None:
-    assert takes(thinking(answer, words, Channel.CONTENT), tokenizer, "aa")
 
 
 # --- budgets -----------------------------------------------------------------------------------
@@ -368,16 +340,3 @@ def test_text_is_free_and_calls_have_their_form(caller: Tokenizer, text: str) ->
 )
 def test_no_call_goes_its_own_way(caller: Tokenizer, text: str) -> None:
     assert not takes(lazy(caller), caller, text)
-
-
-def test_outside_of_calls_the_answer_may_end(caller: Tokenizer) -> None:
-    constraint = lazy(caller)
-    assert stop_ids(caller) < set(allowed_ids(constraint) or ())
-    assert len(allowed_ids(constraint) or ()) >= VOCAB
-
-
-def test_copies_call_for_themselves(caller: Tokenizer) -> None:
-    first = lazy(caller)
-    second = first.copy()
-    assert follows(first, caller.fast.encode("<tool_call>1").ids)
-    assert takes(second, caller, "no call")

@@ -61,27 +61,6 @@ def calls(*tools: Tool, **changes: Any) -> ConstraintSpec:
 # --- outputs -----------------------------------------------------------------------------------
 
 
-async def test_a_json_object_is_any_object_and_nothing_around_it(tokenizer: Tokenizer) -> None:
-    constraint = await compiled(tokenizer, output("json_object"))
-    for text in ("{}", '{"a": [1, {"b": null}], "é": "\\n"}', '{\n  "a": 1\r\n\t\t}'):
-        assert takes(constraint, tokenizer, text)
-    for text in ("[]", "{} ", " {}", '{"a": 1', "text", '{"a":  1}', '{"a":\n\n1}'):
-        assert not takes(constraint, tokenizer, text)
-
-
-async def test_a_schema_is_enforced(tokenizer: Tokenizer) -> None:
-    constraint = await of_schema(tokenizer, PLACE.parameters)
-    assert takes(constraint, tokenizer, '{"city": "Oslo", "days": 3}')
-    assert takes(constraint, tokenizer, '{"city":"日本"}')
-    for text in (
-        '{"days": 3}',
-        '{"city": 3}',
-        '{"city": "Oslo", "x": 1}',
-        '{"city": "0123456789"}',
-    ):
-        assert not takes(constraint, tokenizer, text)
-
-
 async def test_a_known_key_cannot_come_again_in_disguise(tokenizer: Tokenizer) -> None:
     constraint = await of_schema(
         tokenizer, {"properties": {"a": {"type": "integer"}}, "type": "object"}
@@ -257,12 +236,6 @@ async def test_there_is_an_end_to_calls(tokenizer: Tokenizer) -> None:
     assert not takes(constraint, tokenizer, "\n".join([NOW_CALL] * (MAX_CALLS + 1)))
 
 
-async def test_one_call_is_one_call(tokenizer: Tokenizer) -> None:
-    constraint = await compiled(tokenizer, calls(PLACE, NOW, parallel=False))
-    assert takes(constraint, tokenizer, NOW_CALL)
-    assert not takes(constraint, tokenizer, f"{CALL}\n{NOW_CALL}")
-
-
 async def test_calls_in_xml_satisfy_them_too(tokenizer: Tokenizer) -> None:
     constraint = await compiled(tokenizer, calls(PLACE, NOW, tool_format=ToolFormat.XML))
     now = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
@@ -349,11 +322,6 @@ async def test_a_form_and_tools_that_may_be_called_leave_the_model_the_choice(
         assert takes(constraint, tokenizer, text), "PLACE is not strict"
     for text in ("twelve", f"12{CALL}", CALL.replace("place", "other")):
         assert not takes(constraint, tokenizer, text)
-
-
-async def test_what_must_be_called_needs_no_form(tokenizer: Tokenizer) -> None:
-    spec = ConstraintSpec(OutputFormat("json_schema", {"not": {}}), (NOW,), must_call=True)
-    assert takes(await compiled(tokenizer, spec), tokenizer, NOW_CALL)
 
 
 async def test_a_strict_tool_that_may_be_called_is_held_to_its_schema(
