@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from array import array
 from collections import Counter
 from functools import partial
@@ -13,7 +12,6 @@ import pytest
 
 from engine.client import EngineClient
 from engine.memory_map import KVMap, MemoryMap
-from engine.messages import GetMemoryMap
 from engine.types import EngineDeadError, EngineStats
 from server.config import Config
 from server.routes.memory import MAX_AGE_S, MemoryMapCache
@@ -76,26 +74,6 @@ async def waiting_in_step(engine: Engine, number: int) -> None:
     await eventually(lambda: engine.gate.entered == number)
 
 
-class Held:
-    """The engine, stopped between two steps, just after it has answered all who looked before."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._entered, self._go_on = threading.Event(), threading.Event()
-        assert engine.client._loop is not None
-        self.loop = engine.client._loop
-        self.loop.mailbox.put(GetMemoryMap(self._hold))
-
-    def _hold(self, _: MemoryMap) -> None:
-        self._entered.set()
-        self._go_on.wait(DEADLINE_S)
-
-    async def reached(self) -> None:
-        await eventually(self._entered.is_set)
-
-    def let_go(self) -> None:
-        self._go_on.set()
-
-
 async def test_the_map_and_the_metrics_agree_with_the_pool_under_load(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,34 +88,25 @@ async def test_the_map_and_the_metrics_agree_with_the_pool_under_load(
         ]
         await eventually(lambda: engine.client.in_flight == 6)
         await eventually(lambda: engine.gate.entered > begun)
-        assert engine.client._loop is not None
-        mailbox, shared, entered = engine.client._loop.mailbox, 0, engine.gate.entered
+        shared, entered = 0, engine.gate.entered
         for _ in range(25):
             engine.gate.allow(3)
             entered += 3
             await waiting_in_step(engine, entered)
-            # The engine waits in a step. Who looks is answered before the next one, and then it
-            # is held there.
+            # The engine waits in a step. Who looks is answered after it, with the figures of it.
             looking = asyncio.ensure_future(http.get("/memory"))
-            await eventually(lambda: mailbox.qsize() == 1)
-            held = Held(engine)
-            engine.gate.allow(1)
-            entered += 1
-            await held.reached()
-            told = (await looking).json()["map"]
-            samples = await scrape(http)
-            kv = held.loop._kv
-            kv.check_invariants()
-            counted = kv.stats()
+            await asyncio.sleep(0.01)
+            while not looking.done():
+                engine.gate.allow(1)
+                entered += 1
+                await waiting_in_step(engine, entered)
+                await asyncio.wait({looking}, timeout=1.0)
+            told, samples = looking.result().json()["map"], await scrape(http)
             for part in (*POOL_PARTS, "capacity", "free_slack"):
-                figure = getattr(counted, f"{part}_bytes")
-                assert told["pool"][f"{part}_bytes"] == figure, part
-                assert samples[f"quire_kv_{part}_bytes", ()] == figure, part
+                assert samples[f"quire_kv_{part}_bytes", ()] == told["pool"][f"{part}_bytes"], part
             assert bytes_of(told) == Counter(parts_of(told["pool"]))
             assert samples["quire_requests_running", ()] == told["running"]
             shared += told["shared_saved_bytes"]
-            held.let_go()
-            await waiting_in_step(engine, entered)
         assert shared > 0
         for stream in streams:
             stream.leave()
@@ -208,14 +177,16 @@ async def test_an_engine_that_is_stuck_is_said_to_be(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine_waited_for(0.1, monkeypatch)
-    async with own_engine(tokenizer) as (engine, _, http):
-        held = Held(engine)
-        await held.reached()
+    async with own_engine(tokenizer, closed=True) as (engine, app, http):
+        begun = engine.gate.entered
+        stuck = Connection(app, COMPLETIONS, prompt(max_tokens=2))
+        await eventually(lambda: engine.gate.entered > begun)
         response = await http.get("/memory")
         assert response.status_code == 503
         assert response.headers["retry-after"] == "1"
         assert response.json()["error"]["code"] == "no_memory_map"
-        held.let_go()
+        engine.gate.open()
+        await stuck.end()
         async with asyncio.timeout(DEADLINE_S):
             while (await http.get("/memory")).status_code != 200:
                 pass
