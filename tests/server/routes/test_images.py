@@ -22,76 +22,34 @@ COUNTS = {
 HEADER = "X-Images-Not-Shown"
 IMAGE = "[image not shown: this server reads text only]"
 FILE = "[file not shown: this server reads text only]"
-PNG = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
-PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
-LOOK_ANTHROPIC = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
-LOOK_OPENAI = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-LOOK_ITEM = {"type": "function_call", "call_id": "t1", "name": "look", "arguments": "{}"}
+DATA = {"url": "data:,"}
+LOOK = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
 
-def result(*content: Json) -> Json:
-    return {"type": "tool_result", "tool_use_id": "t1", "content": list(content)}
+def ask(*parts: Json) -> list[Json]:
+    return [{"role": "user", "content": [{"type": "text", "text": "What?"}, *parts]}]
 
 
-def messages(*turns: Json) -> Json:
-    return {"messages": list(turns), "temperature": 0}
-
-
-def user(*content: Json) -> Json:
-    return {"role": "user", "content": list(content)}
-
-
-# By API: a question with a picture, and a talk in which a tool has shown a picture and a file.
+# By API: a question with a picture.
 ASKED: dict[str, Json] = {
-    CHAT: messages(
-        user(
-            {"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": "data:,"}}
-        )
-    ),
-    MESSAGES: messages(user({"type": "text", "text": "What?"}, {"type": "image", "source": PNG})),
-    RESPONSES: {
-        "input": [
-            user(
-                {"type": "input_text", "text": "What?"},
-                {"type": "input_image", "detail": "auto", "image_url": "data:,"},
-            )
-        ],
-        "temperature": 0,
-    },
+    CHAT: {"messages": ask({"type": "image_url", "image_url": DATA})},
+    MESSAGES: {"messages": ask({"type": "image", "source": {"type": "url", "url": "x"}})},
+    RESPONSES: {"input": ask({"type": "input_image", "image_url": "data:,"})},
 }
-SHOWN: dict[str, Json] = {
-    CHAT: messages(
+# A talk in which a tool has shown a picture and a file.
+SHOWN: Json = {
+    "messages": [
         {"role": "user", "content": "Look."},
-        {"role": "assistant", "tool_calls": [LOOK_OPENAI]},
+        {"role": "assistant", "tool_calls": [LOOK]},
         {
             "role": "tool",
             "tool_call_id": "t1",
             "content": [
-                {"type": "image_url", "image_url": {"url": "data:,"}},
+                {"type": "image_url", "image_url": DATA},
                 {"type": "file", "file": {"file_data": "JVBERi0="}},
             ],
         },
-    ),
-    MESSAGES: messages(
-        {"role": "user", "content": "Look."},
-        {"role": "assistant", "content": [LOOK_ANTHROPIC]},
-        user(result({"type": "image", "source": PNG}, {"type": "document", "source": PDF})),
-    ),
-    RESPONSES: {
-        "input": [
-            {"role": "user", "content": "Look."},
-            LOOK_ITEM,
-            {
-                "type": "function_call_output",
-                "call_id": "t1",
-                "output": [
-                    {"type": "input_image", "image_url": "data:,"},
-                    {"type": "input_file", "filename": "a.pdf", "file_data": "JVBERi0="},
-                ],
-            },
-        ],
-        "temperature": 0,
-    },
+    ]
 }
 PLACES = {
     CHAT: "messages[0].content[1]",
@@ -120,32 +78,33 @@ def prompt_of(tokenizer: Tokenizer, request: Request) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", COUNTS)
-async def test_a_model_is_told_of_an_image_that_it_is_not_shown(
-    engine: Engine, tokenizer: Tokenizer, submitted: list[Request], path: str, stream: bool
+async def test_a_model_is_told_of_images_that_it_is_not_shown_also_by_tools(
+    engine: Engine, tokenizer: Tokenizer, submitted: list[Request], stream: bool
 ) -> None:
+    """tests/api has what other APIs' clients may send."""
     async with served(engine, tokenizer, "placeholder") as http:
         with capture_logs() as entries:
-            response = await http.post(path, json=bounded(path, ASKED[path], stream=stream))
-    assert response.status_code == 200, response.text
-    assert response.headers[HEADER] == "1"
-    assert f"What?{IMAGE}<|im_end|>" in prompt_of(tokenizer, submitted[0])
-    assert [entry["images_not_shown"] for entry in entries if entry["event"] == "request"] == [1]
+            for body, heard, count in (
+                (ASKED[CHAT], f"What?{IMAGE}", "1"),
+                (SHOWN, f"tool\n{IMAGE}{FILE}", "2"),
+            ):
+                response = await http.post(CHAT, json=bounded(CHAT, body, stream=stream))
+                assert (response.status_code, response.headers[HEADER]) == (200, count)
+                assert f"{heard}<|im_end|>" in prompt_of(tokenizer, submitted[-1])
+    told = [entry["images_not_shown"] for entry in entries if entry["event"] == "request"]
+    assert told == [1, 2]
 
 
 @pytest.mark.parametrize("path", COUNTS)
-async def test_what_a_tool_has_shown_does_not_end_the_session(
+async def test_what_stands_for_an_image_is_counted(
     engine: Engine, tokenizer: Tokenizer, submitted: list[Request], path: str
 ) -> None:
+    count, name = COUNTS[path]
     async with served(engine, tokenizer, "placeholder") as http:
-        response = await http.post(path, json=bounded(path, SHOWN[path]))
-        assert response.status_code == 200, response.text
-        assert response.headers[HEADER] == "2"
-        assert f"tool\n{IMAGE}{FILE}<|im_end|>" in prompt_of(tokenizer, submitted[0])
-        count, name = COUNTS[path]
-        counted = await http.post(count, json=SHOWN[path])
+        await http.post(path, json=bounded(path, ASKED[path]))
+        counted = await http.post(count, json=ASKED[path])
     assert counted.json()[name] == len(submitted[0].prompt_ids)
-    assert counted.headers[HEADER] == "2"
+    assert counted.headers[HEADER] == "1"
 
 
 @pytest.mark.parametrize("path", COUNTS)
@@ -178,7 +137,7 @@ async def test_agents_apis_go_on_and_a_chat_is_refused_where_nothing_is_set(
 
 async def test_a_talk_without_images_says_nothing_of_them(http: httpx2.AsyncClient) -> None:
     with capture_logs() as entries:
-        body = messages({"role": "user", "content": "Hello"})
+        body = {"messages": [{"role": "user", "content": "Hello"}]}
         response = await http.post(MESSAGES, json=body | {"max_tokens": 2})
     assert response.status_code == 200
     assert HEADER not in response.headers
