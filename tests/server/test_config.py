@@ -6,19 +6,11 @@ from pydantic import ValidationError
 
 from engine.monitor import POLL_S
 from kvcache.backend import MAPPING_LIMIT_S
-from server.config import MIB, Config, engine_config, load
+from server.config import Config, load
 
 
 def test_a_mapping_that_hangs_is_known_as_such_before_the_watchdog_sees_a_step_that_does() -> None:
     assert Config().engine.watchdog_s > MAPPING_LIMIT_S + POLL_S
-
-
-@pytest.mark.parametrize(
-    ("size", "in_bytes"),
-    [("4GiB", 4 * 1024 * MIB), ("512MiB", 512 * MIB), ("65536", 65536), (65536, 65536)],
-)
-def test_sizes_take_units(size: Any, in_bytes: int) -> None:
-    assert engine_config(load({}, {"cache": {"heap_size": size}})).heap_bytes == in_bytes
 
 
 def test_settings_never_change() -> None:

@@ -212,8 +212,3 @@ def test_false_is_refused_where_true_is_what_happens() -> None:
 def test_what_is_ignored_may_be_anything(endpoint: str, name: str) -> None:
     for value in (*NOTHING, "x", 5, {"a": [1]}, True):
         check(ENDPOINTS[endpoint], **{name: value})
-
-
-@pytest.mark.parametrize("model", BODIES)
-def test_what_nobody_has_heard_of_is_ignored(model: Body) -> None:
-    check(model, heard_of=False, **{"a b": [1], "_private": {}, "model_fields": 1})

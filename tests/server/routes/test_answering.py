@@ -2,17 +2,14 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from pydantic_core import to_json
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import Config, ServerSection
 from server.routes.answering import PIECE_BYTES, json_pieces, json_response
@@ -33,7 +30,6 @@ from tests.server.harness import (
     token_id,
 )
 
-PING_S = 0.02
 OTHERS = ("abc", "abd", "#abc")
 LONG = "x" * 300  # several chunks of a prompt
 
@@ -144,18 +140,6 @@ async def test_one_client_that_goes_away_does_not_disturb_the_others(
         assert said[0]["finish_reason"] == "length"
 
 
-async def test_a_client_that_goes_away_while_it_sends_is_no_fault(
-    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with held(tokenizer) as (app, engine):
-        connection = Connection(app, CHAT, b'{"messages": [', ends=False)
-        connection.leave()
-        await connection.end()
-        assert connection.status == 499
-        assert engine.gate.entered == 0
-    assert not caplog.records
-
-
 async def test_bytes_after_the_request_are_not_taken_for_a_client_that_leaves(
     tokenizer: Tokenizer,
 ) -> None:
@@ -195,9 +179,6 @@ async def test_a_reader_that_never_comes_back_loses_its_request(tokenizer: Token
         assert b"[DONE]" not in connection.body
 
 
-# --- signs of life ---------------------------------------------------------------------------
-
-
 # --- faults of the engine --------------------------------------------------------------------
 
 
@@ -230,56 +211,6 @@ async def test_fault_07_logits_that_are_not_numbers_fail_their_own_request_only(
 
 
 # --- a real socket ---------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def on_a_socket(app: ASGIApp) -> AsyncIterator[int]:
-    """The application behind uvicorn on a free port."""
-    config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-        await eventually(lambda: server.started)
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-        async with asyncio.timeout(DEADLINE_S):
-            await serving
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_fault_05_a_closed_socket_frees_its_blocks_within_one_step(
-    tokenizer: Tokenizer, stream: bool
-) -> None:
-    async with held(tokenizer) as (app, engine):
-        ended = asyncio.Event()
-
-        async def watched(scope: Scope, receive: Receive, send: Send) -> None:
-            await app(scope, receive, send)
-            ended.set()
-
-        async with on_a_socket(watched) as port:
-            writer = await post(port, chat(stream=stream))
-            await eventually(lambda: engine.gate.entered == 1)
-            for _ in range(3):
-                await engine.step()
-            writer.transport.abort()
-            async with asyncio.timeout(DEADLINE_S):
-                await ended.wait()
-            engine.gate.allow(1)
-            await expect_no_work(engine, steps=4)
-
-
-async def post(port: int, body: dict[str, Any]) -> asyncio.StreamWriter:
-    """Sends a chat; the answer is left unread."""
-    raw = json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(raw)}\r\n"
-    head += "Content-Type: application/json\r\n\r\n"
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(head.encode() + raw)
-    await writer.drain()
-    return writer
 
 
 def long_answer(rng: Random) -> Any:

@@ -1,14 +1,12 @@
 import asyncio
 import json
 import re
-import threading
 from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
 from structlog.testing import capture_logs
-from tokenizers import Encoding
 
 from server.config import Config, LimitsSection
 from server.routes.service import ENCODED_AT_ONCE
@@ -18,10 +16,8 @@ from server.text.tokenizer import Tokenizer
 from tests.server.harness import (
     CHAT,
     COMPLETIONS,
-    Connection,
     Engine,
     chat,
-    eventually,
     posted,
     prompt,
     serving,
@@ -55,12 +51,6 @@ async def test_what_the_request_leaves_out_is_as_the_model_recommends(
         warm = await answer(http, max_tokens=20, temperature=2, seed=5)
     assert silent["choices"] == greedy["choices"]
     assert warm["choices"] != greedy["choices"]
-
-
-# --- stop strings ----------------------------------------------------------------------------
-
-
-# --- thoughts --------------------------------------------------------------------------------
 
 
 # --- what is refused -------------------------------------------------------------------------
@@ -194,25 +184,3 @@ async def test_a_template_that_renders_nothing_makes_no_prompt(
     status, error = await refusal(http, chat())
     assert (status, error["param"]) == (400, "messages")
     assert error["message"] == "The prompt is empty."
-
-
-async def test_other_requests_are_answered_while_a_prompt_is_encoded(
-    engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, finish = threading.Event(), threading.Event()
-    encode = tokenizer._encoder.encode
-
-    def slow(texts: list[str], **how: Any) -> list[Encoding]:
-        begun.set()
-        assert finish.wait(20), "the event loop stood still"
-        return encode(texts, **how)
-
-    monkeypatch.setattr(tokenizer._encoder, "encode", slow)
-    async with serving(engine.client, tokenizer) as (app, http):
-        connection = Connection(app, CHAT, chat(max_tokens=1))
-        await eventually(begun.is_set)
-        assert (await http.get("/health")).status_code == 200
-        assert connection.status is None
-        finish.set()
-        await connection.end()
-        assert connection.status == 200

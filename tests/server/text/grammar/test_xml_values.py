@@ -7,7 +7,6 @@ from server.text.calls.argument_types import STRING, as_json
 from server.text.grammar.grammar_errors import GrammarError, Relaxation
 from server.text.grammar.xml_values import (
     READS_AS,
-    SCALARS,
     JsonText,
     Parameter,
     RawText,
@@ -34,12 +33,6 @@ def of_value(schema: Any) -> str:
 
 
 # --- which parameters --------------------------------------------------------------------------
-
-
-def test_parameters_come_in_their_order_and_what_is_not_required_may_be_left_out() -> None:
-    schema = {"properties": {"b": {}, "a": {}, "c": {}}, "required": ["a"]}
-    found = [(p.name, p.times) for p in xml_parameters(schema)]
-    assert found == [("b", "?"), ("a", ""), ("c", "?")]
 
 
 def test_what_is_required_but_not_described_is_one_of_the_others() -> None:
@@ -107,18 +100,6 @@ def test_what_need_not_be_enforced_is_left_out(schema: dict[str, Any], left: str
 
 
 # --- which forms -------------------------------------------------------------------------------
-
-
-def test_strings_are_raw_and_all_else_is_json() -> None:
-    assert forms(STRING_OF_3) == [RawText(("/(?s:.{0,3})/",))]
-    assert forms({"type": "integer"}) == [JsonText({"type": "integer"})]
-    assert forms({"type": "array", "items": {}}) == [JsonText({"type": "array", "items": {}})]
-
-
-def test_json_brings_the_definitions_that_it_may_refer_to() -> None:
-    definitions = {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}
-    found = forms({"$ref": "#/$defs/n"}, **{"$defs": definitions})
-    assert found == [JsonText({"$defs": definitions, "$ref": "#/$defs/n"})]
 
 
 def test_references_to_strings_are_followed() -> None:
@@ -205,26 +186,6 @@ def test_a_string_or_null_is_raw_text_that_does_not_read_as_null(schema: Any) ->
         "null": {"type": "null"},
     }
     assert forms(schema, **{"$defs": definitions}) == STRING_OR_NULL
-
-
-def test_values_of_many_types_are_told_apart() -> None:
-    string, array, integer, null = forms({"enum": ["a", 1, None, [2]]})
-    assert string.terms[0] == '("a")'
-    assert len(string.terms) == 4
-    assert (integer, null) == (RawText(('("1")',)), RawText(('("null")',)))
-    assert array == JsonText({"enum": [1, None, [2]], "type": "array"})
-    assert forms({"anyOf": [{"const": 1.5}, {"const": "a"}]})[1:] == [RawText(('("1.5")',))]
-
-
-def test_where_anything_goes_every_type_has_its_form() -> None:
-    found = forms(True)
-    assert [form.schema["type"] for form in found if isinstance(form, JsonText)] == [
-        "array",
-        "object",
-    ]
-    scalars = [form.terms for form in found[1:] if isinstance(form, RawText)]
-    assert scalars == [(f"/{SCALARS[k]}/",) for k in ("boolean", "integer", "null", "number")]
-    assert len(found[0].terms) == 6
 
 
 @pytest.mark.parametrize("keyword", ["minimum", "multipleOf", "exclusiveMaximum"])
