@@ -79,7 +79,7 @@ def test_what_is_forgotten_leaves_nothing_behind() -> None:
     store.keep(ME, response(1))
     store.forget(ME, "resp_1")
     assert_not_stored(store, ME, "resp_1")
-    assert not store._items
+    assert store.find_item(ME, "out_1") is None
 
 
 def test_an_item_that_was_sent_again_stays_with_the_newer_response() -> None:
@@ -97,4 +97,5 @@ def test_an_item_that_was_sent_again_stays_with_the_newer_response() -> None:
 def test_a_store_without_room_keeps_nothing() -> None:
     store = ResponseStore(0)
     store.keep(ME, response(1))
-    assert not store._items
+    assert_not_stored(store, ME, "resp_1")
+    assert store.find_item(ME, "out_1") is None

@@ -163,8 +163,7 @@ def test_a_hostile_model_alone_ends_with_a_sentence_and_is_listed(
     kind: str, tiny_model: Path, tmp_path: Path, quire: Run
 ) -> None:
     folder = spoil(tiny_model, tmp_path / "hostile", kind)
-    for command in ("serve", "plan") if "config" in kind else ("serve",):
-        assert "hostile" in one_sentence(quire(command, folder), MODEL)
+    assert "hostile" in one_sentence(quire("serve", folder), MODEL)
     listed = quire("models", "--config", settings_of(folder))
     assert (listed.exit_code, "\nhostile " in listed.stdout) == (0, True)
 
@@ -231,6 +230,18 @@ def test_a_template_is_tried_at_start_and_what_is_wrong_with_it_is_said(
     assert len(warnings) == bool(said)
     assert said in "".join(warnings)
     assert all("/v1/completions works" in line for line in warnings)
+
+
+@pytest.mark.parametrize("kind", ["10**9 layers", "zeros as config.json"])
+@pytest.mark.usefixtures("impatient_reader")
+def test_a_hostile_model_is_planned_within_limits(
+    kind: str, tiny_model: Path, tmp_path: Path, quire: Run
+) -> None:
+    folder = spoil(tiny_model, tmp_path / "hostile", kind)
+    assert "hostile" in one_sentence(quire("plan", folder), MODEL)
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text("{}")
+    assert "config.json" in one_sentence(quire("plan", folder), MODEL)
 
 
 @pytest.mark.usefixtures("folders_are_read_elsewhere")

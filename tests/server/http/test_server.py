@@ -233,7 +233,7 @@ async def test_fault_21_nobody_who_does_not_read_keeps_it_from_ending(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
             b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
         )
-        await eventually(lambda: len(service.drain._answering) == 1)
+        await eventually(lambda: service.drain.answering == 1)
         server.handle_exit(signal.SIGTERM, None)
         answers = [await reader.read() for reader, _ in silent]
         for _, writer in silent:

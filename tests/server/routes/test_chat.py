@@ -1,7 +1,9 @@
 import asyncio
 import json
 import re
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -10,9 +12,10 @@ from structlog.testing import capture_logs
 
 from server.config import Config, LimitsSection
 from server.routes.service import ENCODED_AT_ONCE
-from server.text.chat_template import ChatTemplate
 from server.text.conversation import Turn
 from server.text.tokenizer import Tokenizer
+from tests.engines import VOCAB
+from tests.models import write_tokenizer
 from tests.server.harness import (
     CHAT,
     COMPLETIONS,
@@ -101,9 +104,13 @@ async def test_the_longest_prompt_that_fits_gets_one_token(
     assert (status, error["code"]) == (400, "context_length_exceeded")
 
 
-def give_template(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, text: str) -> None:
-    files = replace(tokenizer.template._files, templates=text)
-    monkeypatch.setattr(tokenizer.template, "_files", files)
+@asynccontextmanager
+async def with_template(
+    engine: Engine, folder: Path, text: str, config: Config | None = None
+) -> AsyncIterator[httpx2.AsyncClient]:
+    write_tokenizer(folder, VOCAB, template=text)
+    async with serving(engine.client, Tokenizer(folder), config) as (_, http):
+        yield http
 
 
 @pytest.mark.parametrize(
@@ -122,23 +129,22 @@ async def test_a_model_without_a_template_refuses_chats(
 
 
 async def test_messages_that_the_template_cannot_render_are_refused(
-    http: httpx2.AsyncClient, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, tmp_path: Path
 ) -> None:
-    give_template(monkeypatch, tokenizer, "{{ raise_exception('no') }}")
-    status, error = await refusal(http, chat())
-    assert (status, error["param"]) == (400, "messages")
+    async with with_template(engine, tmp_path, "{{ raise_exception('no') }}") as http:
+        status, error = await refusal(http, chat())
+        counted = await http.post("/v1/messages/count_tokens", json=chat())
+    assert (status, error["param"], counted.status_code) == (400, "messages", 400)
     assert error["message"].endswith("cannot render these messages: no.")
-    counted = await http.post("/v1/messages/count_tokens", json={"messages": chat()["messages"]})
-    assert counted.status_code == 400
 
 
 async def test_the_reason_of_a_template_that_fails_is_in_the_log_and_nothing_of_the_messages(
-    http: httpx2.AsyncClient, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, tmp_path: Path
 ) -> None:
     failing = "{{ '' }}\n{{ raise_exception('no ' ~ messages[0].content) }}"
-    give_template(monkeypatch, tokenizer, failing)
-    with capture_logs() as entries:
-        await refusal(http, chat("zebra"))
+    async with with_template(engine, tmp_path, failing) as http:
+        with capture_logs() as entries:
+            await refusal(http, chat("zebra"))
     (said,) = [entry for entry in entries if entry["log_level"] == "warning"]
     assert (said["event"], said["reason"]) == (
         "the chat template failed",
@@ -147,15 +153,16 @@ async def test_the_reason_of_a_template_that_fails_is_in_the_log_and_nothing_of_
     assert "zebra" not in str(entries)
 
 
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
 async def test_threat_19_an_endless_template_is_ended_and_others_are_answered(
-    path: str, engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    path: str, engine: Engine, tmp_path: Path
 ) -> None:
     """More of them than are encoded at once."""
-    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    give_template(monkeypatch, tokenizer, endless)
     config = Config(limits=LimitsSection(max_template_s=0.2))
-    async with serving(engine.client, tokenizer, config) as (_, http):
+    async with with_template(engine, tmp_path, ENDLESS, config) as http:
         asking = [http.post(path, json=chat(), timeout=60) for _ in range(ENCODED_AT_ONCE + 4)]
         waiting = asyncio.gather(*asking)
         assert (await http.get("/health")).status_code == 200
@@ -163,24 +170,24 @@ async def test_threat_19_an_endless_template_is_ended_and_others_are_answered(
         assert {answer.status_code for answer in answers} == {400}
         assert "chat template takes too long" in answers[0].json()["error"]["message"]
         assert (await http.post(COMPLETIONS, json=prompt(max_tokens=1))).status_code == 200
-        monkeypatch.undo()
-        assert (await http.post(path, json=chat(max_tokens=1))).status_code == 200
 
 
 async def test_a_template_that_did_not_stand_its_trial_is_never_rendered(
-    http: httpx2.AsyncClient, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tokenizer.template, "unusable", "it takes more than 5 s")
-    monkeypatch.delattr(ChatTemplate, "_render")
-    status, error = await refusal(http, chat())
+    write_tokenizer(tmp_path, VOCAB, template=ENDLESS)
+    tokenizer = Tokenizer(tmp_path)
+    tokenizer.template.unusable = "it takes more than 5 s"
+    async with serving(engine.client, tokenizer) as (_, http):
+        status, error = await refusal(http, chat())
     assert (status, error["param"]) == (400, "messages")
     assert "is not used, because it takes more than 5 s; use /v1/completions" in error["message"]
 
 
 async def test_a_template_that_renders_nothing_makes_no_prompt(
-    http: httpx2.AsyncClient, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, tmp_path: Path
 ) -> None:
-    give_template(monkeypatch, tokenizer, "{{ '' }}")
-    status, error = await refusal(http, chat())
+    async with with_template(engine, tmp_path, "{{ '' }}") as http:
+        status, error = await refusal(http, chat())
     assert (status, error["param"]) == (400, "messages")
     assert error["message"] == "The prompt is empty."

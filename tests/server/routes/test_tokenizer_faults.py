@@ -4,9 +4,9 @@ import json
 
 import httpx2
 import pytest
-from fastapi import FastAPI
 
 from server.routes.service import Service
+from server.text.encoder import Encoder
 from tests.server.harness import CHAT, COMPLETIONS, chat, prompt
 
 PROMPTS = {
@@ -30,18 +30,12 @@ def never(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("path", PROMPTS)
 async def test_fault_13_a_tokenizer_that_raises_is_a_bug_that_is_told_in_the_apis_shape(
-    app: FastAPI,
-    service: Service,
-    http: httpx2.AsyncClient,
-    monkeypatch: pytest.MonkeyPatch,
-    never: None,
-    path: str,
+    http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, never: None, path: str
 ) -> None:
-    class Broken:
-        def __getattr__(self, name: str) -> object:
-            raise TypeError("TextInputSequence must be str, not secret")
+    def broken(*_: object, **__: object) -> None:
+        raise TypeError("TextInputSequence must be str, not secret")
 
-    monkeypatch.setattr(service.tokenizer._encoder, "_fast", Broken())
+    monkeypatch.setattr(Encoder, "encode", broken)
     response = await http.post(path, json=PROMPTS[path])
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "The server failed to answer."
@@ -50,7 +44,7 @@ async def test_fault_13_a_tokenizer_that_raises_is_a_bug_that_is_told_in_the_api
 
 @pytest.mark.parametrize("path", PROMPTS)
 async def test_fault_13_half_a_character_is_the_fault_of_its_text(
-    app: FastAPI, http: httpx2.AsyncClient, never: None, path: str
+    http: httpx2.AsyncClient, never: None, path: str
 ) -> None:
     body = json.dumps(PROMPTS[path] | {"metadata": {}}).replace("H", "\\ud83d", 1)
     body = body.replace("Once", "\\ud83d")

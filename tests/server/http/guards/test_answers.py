@@ -52,4 +52,4 @@ async def test_who_is_cancelled_by_others_is_no_matter_of_the_drain() -> None:
     with pytest.raises(asyncio.CancelledError):
         await serving
     drain.begin()
-    assert not drain._answering
+    assert not drain.answering
