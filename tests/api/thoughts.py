@@ -45,6 +45,20 @@ THOUGHTS = (
         apis=THINKING,
     ),
     Behaviour(
+        "half a tag at the end of thoughts is a part of them",
+        says="<think>a < b </thi",
+        thoughts="a < b </thi",
+        text="",
+        apis=THINKING,
+    ),
+    Behaviour("half a tag at the beginning is text", says="<thi", thought_tokens=0, apis=THINKING),
+    Behaviour(
+        "thoughts begin an answer, and nowhere else",
+        says="Hello <think>no</think>",
+        thought_tokens=0,
+        apis=THINKING,
+    ),
+    Behaviour(
         "thoughts end with their budget",
         says="<think>abcdefgh</think>Yes.",
         ask=Ask(thinks=3, length=6),
