@@ -1,5 +1,8 @@
 """Rows: forms that hold an answer."""
 
+import json
+
+from server.text.conversation import Tool
 from tests.api.table import (
     CHAT,
     GENERATE,
@@ -12,7 +15,9 @@ from tests.api.table import (
     Refusal,
 )
 from tests.api.wire import Ask
+from tests.api.words import NOTHING
 
+ADDED = ("<think>", "</think>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
 BEHAVIOURS = (
     Behaviour(
         "an answer has the form that is asked for",
@@ -30,6 +35,36 @@ BEHAVIOURS = (
         text=('"yes"', '"no"'),
         held=True,
         apis=THINKING,
+    ),
+    *(
+        Behaviour(
+            f"an answer of a form may spell {name}",
+            says="perhaps",
+            ask=Ask(form={"enum": [name]}, thinks=False),
+            text=json.dumps(name),
+            held=True,
+            apis=THINKING,
+        )
+        for name in ADDED
+    ),
+    *(
+        Behaviour(
+            f"a call may spell {name}",
+            says=None,
+            ask=Ask(
+                tools=(
+                    Tool("wait", parameters=NOTHING | {"properties": {"at": {"enum": [name]}}}),
+                ),
+                choice="required",
+                one_call=True,
+                thinks=False,
+            ),
+            text=("",),
+            calls=[("wait", {"at": name})],
+            finish="tool_calls",
+            apis=WITH_CHOICE,
+        )
+        for name in ADDED
     ),
     *(
         Behaviour(

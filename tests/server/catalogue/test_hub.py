@@ -219,24 +219,6 @@ def test_a_model_that_cannot_be_served_is_refused_before_a_byte_of_its_weights(
     assert "model.safetensors" not in hub.fetched_files()
 
 
-def test_a_model_that_can_be_served_is_fetched_without_what_is_not_needed(
-    hub: Hub, tiny_files: Files
-) -> None:
-    commit = hub.push("someone/model", tiny_files)
-    found = find_model("someone/model")
-    assert found.folder.name == commit
-    assert "model.safetensors" not in hub.fetched_files()
-    assert found.missing_bytes == len(tiny_files["model.safetensors"])  # type: ignore[arg-type]
-    found.fetch_weights()
-    assert len(read_checkpoint(found.folder).spec.layers) == 2
-    assert hub.fetched_files()[-1] == "model.safetensors"
-    assert not {"README.md", "pytorch_model.bin"} & set(hub.fetched_files())
-    hub.fetched.clear()
-    again = find_model("someone/model")
-    assert (again.folder, again.missing) == (found.folder, ())
-    assert hub.fetched == []
-
-
 @pytest.mark.parametrize(
     "shards",
     [
@@ -289,6 +271,10 @@ def test_all_of_it_happens_in_order_when_a_model_of_the_hub_is_served(
     model = model_files.read_model("someone/model", settings)
     assert model.served.names[0] == "someone/model"
     assert hub.fetched_files()[-1] == "model.safetensors"
+    assert not {"README.md", "pytorch_model.bin"} & set(hub.fetched_files())
+    hub.fetched.clear()
+    assert find_model("someone/model").missing == ()
+    assert hub.fetched == []
     said = capsys.readouterr().err
     assert re.search(r"downloading someone/model: \d+ bytes of weights", said)
     assert "HTTP" not in said

@@ -14,10 +14,9 @@ from server.catalogue import local_models as local_models_module
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import find_model
 from server.catalogue.local_models import LocalModel, hub_model, local_models
-from server.config import load
 from server.shipped import DEMO_MODEL, shipped
 from tests.engine.models.hybrids import write_hybrid
-from tests.models import TINY, write_embedding_model, write_model
+from tests.models import TINY
 from tests.server.hub_server import Files, Hub
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -135,21 +134,6 @@ def test_of_a_repository_main_counts_unless_only_another_commit_can_be_served(
     assert local_models([])[0].folder == main
 
 
-def test_a_download_that_is_not_complete_is_listed_with_what_to_do(
-    hub: Hub, tiny_files: Files
-) -> None:
-    hub.push("someone/tiny", tiny_files)
-    found = find_model("someone/tiny")
-    (model,) = local_models([])
-    assert (model.size_bytes, model.family) == (0, "qwen3")
-    assert model.parameters > 0
-    assert model.problem == (
-        "1 file of weights is not here yet: `quire pull someone/tiny` fetches what is missing"
-    )
-    found.fetch_weights()
-    assert local_models([])[0].problem is None
-
-
 def test_what_an_older_client_has_not_fetched_is_seen_without_its_listing(
     cache: Path, tiny_model: Path
 ) -> None:
@@ -254,16 +238,6 @@ def test_a_repository_of_the_hub_without_safetensors_says_so(hub: Hub, tiny_file
     assert local_models([])[0].problem == "the repository has no model*.safetensors file"
 
 
-def test_models_that_make_vectors_and_packed_ones_are_known(tmp_path: Path) -> None:
-    write_embedding_model(tmp_path / "shelf/vectors")
-    write_model(tmp_path / "shelf/packed", bits=4)
-    write_model(tmp_path / "shelf/short", dtype="bfloat16")
-    packed, short, vectors = local_models([tmp_path / "shelf"])
-    assert (packed.quantization, packed.embeds, packed.problem) == ("4-bit", False, None)
-    assert (short.quantization, short.problem) == ("bf16", None)
-    assert (vectors.embeds, vectors.problem) == (True, None)
-
-
 def test_one_broken_model_hides_no_other(
     cache: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,9 +271,3 @@ def test_a_model_that_goes_while_it_is_looked_at_is_no_error(
     folder = tmp_path / "tiny"
     found = local_models_module.read_model(str(folder), "tiny", None, None)
     assert (found["size_bytes"], found["problem"]) == (0, "there is no config.json")
-
-
-def test_folders_are_a_setting() -> None:
-    settings = load({"models": {"folders": ["~/models"]}}, {})
-    assert settings.models.folders == (Path("~/models"),)
-    assert load({}, {"models": {"folders": "/a, /b"}}).models.folders == (Path("/a"), Path("/b"))

@@ -13,9 +13,8 @@ import pytest
 from server.text.grammar.constraints import GrammarConstraint
 from server.text.grammar.worker import GrammarLimits
 from server.text.tokenizer import Tokenizer
-from tests.server.harness import CHAT, Engine, chat, events, finish_of, told
+from tests.server.harness import CHAT, Engine, chat, told
 
-ADDED = ("<think>", "</think>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
 JSON_OBJECT: dict[str, Any] = {"response_format": {"type": "json_object"}}
 # Seconds of processor time, and half a GiB.
 BOMB = "(ab|cd)*" * 12000
@@ -87,41 +86,6 @@ async def test_a_strict_form_is_refused_with_keyword_place_and_reason(
     response = await http.post(path, json=fields)
     assert response.status_code == 400
     assert f"This form cannot be enforced: {says}" in response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("name", ADDED)
-async def test_an_answer_may_spell_an_added_token(http: httpx2.AsyncClient, name: str) -> None:
-    properties = {"note": {"type": "string", "enum": [name]}}
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": ["note"],
-        "additionalProperties": False,
-    }
-    asked = chat(**schema_form(schema), reasoning_effort="none", max_tokens=200)
-    response = await http.post(CHAT, json=asked)
-    assert response.status_code == 200, response.text
-    (choice,) = response.json()["choices"]
-    assert (json.loads(choice["message"]["content"]), choice["finish_reason"]) == (
-        {"note": name},
-        "stop",
-    )
-    streamed = events((await http.post(CHAT, json=asked | {"stream": True})).text)
-    assert finish_of(streamed) == "stop"
-
-
-@pytest.mark.parametrize("name", ADDED)
-async def test_a_call_may_spell_an_added_token(http: httpx2.AsyncClient, name: str) -> None:
-    properties = {"a": {"enum": [name]}}
-    parameters = {"properties": properties, "required": ["a"], "additionalProperties": False}
-    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
-    asked = chat(tools=tools, tool_choice="required", reasoning_effort="none", max_tokens=200)
-    (choice,) = (await http.post(CHAT, json=asked | {"parallel_tool_calls": False})).json()[
-        "choices"
-    ]
-    (call,) = choice["message"]["tool_calls"]
-    assert json.loads(call["function"]["arguments"]) == {"a": name}
-    assert choice["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize(
