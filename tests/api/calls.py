@@ -201,7 +201,7 @@ CALLS = (
         Behaviour(
             f"a call that {choice} asks for satisfies its schema",
             says=None,
-            ask=Ask(tools=BOTH, choice=choice, one_call=True, thinks=False),
+            ask=Ask(tools=BOTH, choice=choice, one_call=choice == "required", thinks=False),
             text="",
             calls=[("look", {"at": "a", "times": 0})],
             finish="tool_calls",

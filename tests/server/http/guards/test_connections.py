@@ -1,7 +1,6 @@
 """One connection by a clock that the test moves; tests/abuse has the same over sockets."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -150,39 +149,6 @@ async def test_a_connection_that_asks_for_nothing_is_closed_without_a_word() -> 
     assert one.refusals == []
 
 
-@pytest.mark.parametrize("part", [b"G", GET[:-2], POST % 5, POST % 5 + b"abcd"])
-async def test_a_request_that_does_not_come_to_an_end_is_told_so(part: bytes) -> None:
-    one = One()
-    one.loop.pass_by(5)
-    for number in range(len(part)):
-        one.protocol.data_received(part[number : number + 1])
-    one.loop.pass_by(5)
-    assert one.transport.ended == "closed"
-    head, body = one.transport.written.split(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 408 ")
-    assert json.loads(body)["error"]["code"] == "request_timeout"
-    assert one.refusals == [Refusal.TOO_SLOW]
-    await one.answered()
-
-
-async def test_an_answer_may_take_longer_than_its_request() -> None:
-    one = One()
-    one.protocol.data_received(POST % 5)
-    one.protocol.data_received(b"abcde")
-    one.loop.pass_by(3600)
-    assert one.transport.ended is None
-    await one.answered()
-    assert one.transport.written.startswith(b"HTTP/1.1 200 ")
-    # The next one has a time of its own.
-    one.loop.pass_by(4)
-    one.protocol.data_received(GET[:5])
-    one.loop.pass_by(9)
-    assert one.transport.ended is None
-    one.loop.pass_by(1)
-    assert one.transport.ended == "closed"
-    assert b"HTTP/1.1 408 " in one.transport.written
-
-
 async def test_between_requests_a_connection_has_the_time_of_an_idle_one() -> None:
     one = One()
     one.protocol.data_received(GET)
@@ -303,13 +269,6 @@ def is_refused(one: One) -> bool:
         assert newcomer.written.startswith(b"HTTP/1.1 503 ")
         other.connection_lost(None)
     return bool(newcomer.others)
-
-
-async def test_one_connection_too_many_is_anothers_work() -> None:
-    one = One()
-    one.fill()
-    assert is_refused(one)
-    assert one.refusals == [Refusal.CONNECTIONS]
 
 
 @pytest.mark.parametrize("part", [b"", GET[:-2], POST % 5, POST % 5 + b"abcd"])
