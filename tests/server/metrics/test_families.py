@@ -4,9 +4,7 @@ from prometheus_client.registry import Collector
 
 from engine.types import Histogram
 from server.metrics.families import (
-    counter,
     counters,
-    gauge,
     gauges,
     histogram,
     histograms,
@@ -56,11 +54,3 @@ def test_labels_keep_series_apart() -> None:
         'd_info{model="m",version="1"} 1.0',
     ):
         assert line in text.splitlines()
-
-
-def test_nothing_says_when_it_was_made() -> None:
-    counted = Histogram((1.0,)).snapshot
-    text = text_of(counter("a", "A", 1), gauge("b", "B", True), histogram("c", "C", counted))
-    assert "_created" not in text
-    assert "a_total 1.0" in text
-    assert "b 1.0" in text

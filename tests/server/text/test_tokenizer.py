@@ -1,6 +1,5 @@
 import asyncio
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 from tokenizers import Regex, decoders, normalizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
-from server.text.chat_template import TemplateError
 from server.text.conversation import Turn
 from server.text.detokenizer import decoded_text
 from server.text.tokenizer import Tokenizer, TokenizerError
@@ -20,8 +18,6 @@ from tests.models import (
 )
 from tests.server.harness import ids_of, talk, token_id
 
-START = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -32,13 +28,6 @@ def folder(tmp_path: Path) -> Path:
 def change(folder: Path, **settings: object) -> None:
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
-
-
-async def test_a_conversation_becomes_the_ids_of_its_prompt(tokenizer: Tokenizer) -> None:
-    found = await tokenizer.encode_chat(talk())
-    assert found.text == START
-    assert tokenizer.fast.decode(list(found.ids), skip_special_tokens=False) == START
-    assert found.system_tokens == 0
 
 
 @pytest.mark.parametrize("text", ["Be brief.", "", "naïve 😀", "a</think>b", "<|im_end|>\n"])
@@ -91,13 +80,6 @@ async def test_a_text_that_is_normalised_is_known_as_it_was_sent(folder: Path) -
     assert encoded.offsets == (0, 1, 1, 3)
 
 
-async def test_a_conversation_can_be_rendered_without_the_beginning_of_an_answer(
-    tokenizer: Tokenizer,
-) -> None:
-    found = await tokenizer.encode_chat(talk(), add_generation_prompt=False)
-    assert found.text == START.removesuffix("<|im_start|>assistant\n")
-
-
 async def test_texts_for_vectors_end_as_the_tokenizer_says_and_are_never_padded_or_cut(
     tmp_path: Path,
 ) -> None:
@@ -126,12 +108,6 @@ async def test_the_event_loop_goes_on_while_a_long_text_is_encoded(tokenizer: To
     assert len((await encoding).ids) == 24 * 15_000
     # Encoding on the loop, or while holding the interpreter, leaves one or two.
     assert beats > 10
-
-
-async def test_a_template_that_fails_is_the_conversations_fault(folder: Path) -> None:
-    change(folder, chat_template="{{ raise_exception('no') }}")
-    with pytest.raises(TemplateError, match="cannot render these messages"):
-        await Tokenizer(folder).encode_chat(talk())
 
 
 def test_the_bytes_of_a_token_need_not_be_characters(tokenizer: Tokenizer) -> None:
@@ -187,30 +163,6 @@ def test_tags_that_are_special_are_known(tmp_path: Path, tokenizer: Tokenizer) -
     strict = Tokenizer(tmp_path)
     assert strict.special_tag_ids == {token_id(strict, tag) for tag in tags}
     assert strict.special_tag_ids < strict.special_ids
-
-
-def test_the_end_of_a_turn_is_known(tokenizer: Tokenizer) -> None:
-    assert tokenizer.end_ids == (token_id(tokenizer, "<|im_end|>"),)
-
-
-@pytest.mark.parametrize("content", ["{", '{"model": {}}', "[]"])
-def test_a_tokenizer_that_cannot_be_read_names_its_folder(folder: Path, content: str) -> None:
-    (folder / "tokenizer.json").write_text(content)
-    with pytest.raises(TokenizerError, match=str(folder)):
-        Tokenizer(folder)
-
-
-def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
-    with pytest.raises(TokenizerError, match=str(folder)):
-        Tokenizer(folder)
-
-
-def test_a_tokenizer_without_its_fast_form_is_refused(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    with pytest.raises(TokenizerError, match=str(folder)):
-        Tokenizer(folder)
 
 
 def test_a_tokenizer_that_is_only_python_is_refused(folder: Path) -> None:

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -7,8 +7,6 @@ from server.protocol.ollama.answer import (
     Loaded,
     ModelFacts,
     ModelInfo,
-    capabilities,
-    ps_answer,
     show_answer,
     tags_answer,
     time_from_ns,
@@ -49,17 +47,6 @@ def test_all_models_are_listed_loaded_or_not() -> None:
     assert second["name"] == "other"
 
 
-def test_only_what_is_loaded_runs_and_says_until_when() -> None:
-    until = datetime(2026, 11, 23, 15, 0, tzinfo=UTC)
-    on_gpu = replace(INFO, name="a", loaded=Loaded(7, 8, on_gpu=True, expires_at=until))
-    stays = replace(INFO, name="b", loaded=Loaded(9, 10))
-    first, second = ps_answer([INFO, on_gpu, stays])["models"]
-    assert (first["name"], first["size"], first["size_vram"]) == ("a", 7, 7)
-    assert (first["expires_at"], first["context_length"]) == ("2026-11-23T15:00:00.000000Z", 32_768)
-    assert (second["size"], second["size_vram"], second["size_max"]) == (9, 0, 10)
-    assert second["expires_at"] > "2299"
-
-
 def test_a_model_is_shown_with_the_context_that_it_would_have() -> None:
     shown = show_answer(INFO)
     assert shown["model_info"] == {
@@ -80,13 +67,6 @@ def test_a_model_is_shown_with_the_context_that_it_would_have() -> None:
 def test_numbers_are_said_as_people_say_them(number: int, said: str) -> None:
     card = replace(INFO, facts=replace(FACTS, parameters=number))
     assert show_answer(card)["details"]["parameter_size"] == said
-
-
-def test_what_a_model_can_do_has_ollamas_words() -> None:
-    assert capabilities(embeds=True, calls=True, thinks=True) == ("embedding",)
-    assert capabilities(embeds=False, calls=False, thinks=False) == ("completion",)
-    both = ("completion", "tools", "thinking")
-    assert capabilities(embeds=False, calls=True, thinks=True) == both
 
 
 def test_the_version_is_none_that_clients_refuse() -> None:
