@@ -31,7 +31,6 @@ from server.text.tokenizer import Tokenizer
 from tests.server.streams import (
     PreparedClient,
     PreparedStream,
-    parse_options,
     prepared,
     prompt_of,
     said,
@@ -42,22 +41,14 @@ from tests.server.text.calling import LOOK
 
 
 def started(
-    tokenizer: Tokenizer,
-    *,
-    stop: tuple[str, ...] = (),
-    chat: str | ParseOptions | None = None,
-    stop_token_ids: frozenset[int] = frozenset(),
-    index: int = 0,
-    max_tokens: int = 100,
+    tokenizer: Tokenizer, chat: ParseOptions | None = None, stop: tuple[str, ...] = ()
 ) -> tuple[Generation, PreparedStream]:
-    """A generation whose events are handed to it. chat: how they are read, or the rendered prompt
-    alone, where thoughts are split off."""
-    params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids)
+    """A generation whose events are handed to it. chat: how they are read."""
+    params = SamplingParams(max_tokens=100)
     stream = PreparedStream(Request(1, (1, 2, 3), params), lambda _: None, 1, asyncio.Event())
     (times,) = RequestTimes(Latencies(100)).answers_to(3, 1, b"")
-    return Generation(
-        stream, tokenizer, prompt_of((1, 2, 3), params, stop, parse_options(chat)), times, index
-    ), stream
+    prompt = prompt_of((1, 2, 3), params, stop, chat)
+    return Generation(stream, tokenizer, prompt, times), stream
 
 
 def test_an_answer_that_should_have_tokens_does_not_end_without_one(tokenizer: Tokenizer) -> None:
