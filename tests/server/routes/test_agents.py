@@ -358,11 +358,7 @@ async def test_a_function_of_a_namespace_is_called_by_both_of_its_names(
     door.says(call_of(joined_name(namespace, name)))
     response = await door.answer(RESPONSES, **body)
     if stream:
-        events = [
-            json.loads(line.removeprefix("data: "))
-            for line in response.text.splitlines()
-            if line.startswith("data: {")
-        ]
+        events = read_named_events(response.text)
         added = [one["item"] for one in events if one["type"] == "response.output_item.added"]
         assert [(one["namespace"], one["name"]) for one in added] == [(namespace, name)]
         answer = events[-1]["response"]

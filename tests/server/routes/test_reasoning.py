@@ -8,6 +8,7 @@ import httpx2
 import pytest
 
 from server.text.tokenizer import Tokenizer
+from tests.api.table import CHAT as API
 from tests.engines import VOCAB
 from tests.models import TEMPLATE, write_tokenizer
 from tests.server.harness import (
@@ -17,7 +18,6 @@ from tests.server.harness import (
     Json,
     chat,
     engine_fixture,
-    events,
     ids_of,
     posted,
     told,
@@ -97,18 +97,11 @@ async def test_a_streamed_answer_is_remembered_like_a_whole_one(
 ) -> None:
     body = chat(tools=[WAIT])
     says(said)
-    response = await http.post(CHAT, json=body | {"stream": True})
-    message: Json = {"role": "assistant", "content": "", "reasoning": "", "tool_calls": []}
-    for chunk in events(response.text):
-        delta = chunk["choices"][0]["delta"]
-        message["content"] += delta.get("content") or ""
-        message["reasoning"] += delta.get("reasoning", "")
-        for call in delta.get("tool_calls", []):
-            if "id" in call:
-                made = {"name": "wait", "arguments": "{}"}
-                message["tool_calls"].append({"id": call["id"], "function": made})
-    message |= {} if message["tool_calls"] else {"tool_calls": None}
-    message = {name: value for name, value in message.items() if value is not None}
+    answer = API.read_stream((await http.post(CHAT, json=API.with_stream(body))).text)
+    message: Json = {"role": "assistant", "content": answer.text, "reasoning": answer.thoughts}
+    if answer.calls:
+        made = {"name": "wait", "arguments": "{}"}
+        message["tool_calls"] = [{"id": answer.ids[-1], "function": made}]
     full, without = next_turn(body, message)
     assert message["reasoning"] == "Hm."
     assert await prompt_ids(http, without) == await prompt_ids(http, full)
