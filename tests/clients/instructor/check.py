@@ -56,19 +56,6 @@ def test_calls_that_the_model_chose_to_make_are_objects() -> None:
     assert [(forecast.city, forecast.days) for forecast in forecasts] == [("Rome", 3), ("Paris", 1)]
 
 
-@pytest.mark.parametrize("mode", ["JSON", "MD_JSON"])
-def test_json_that_the_model_wrote_by_itself_is_read(mode: str) -> None:
-    client = instructor.from_openai(PARROT_SDK, mode=instructor.Mode[mode])
-    said = f"```json\n{OBJECT}\n```" if mode == "MD_JSON" else OBJECT
-    answer = client.chat.completions.create(
-        model=PARROT_MODEL,
-        messages=[{"role": "user", "content": f"Repeat after me: {said}"}],
-        response_model=Forecast,
-        max_retries=0,
-    )
-    assert answer.model_dump() == {"city": "Rome", "days": 3}
-
-
 def test_objects_grow_while_they_are_streamed() -> None:
     client = instructor.from_openai(RANDOM_SDK, mode=instructor.Mode.TOOLS)
     partial = list(
@@ -78,15 +65,6 @@ def test_objects_grow_while_they_are_streamed() -> None:
     )
     assert len(partial) > 1
     Forecast.model_validate(partial[-1].model_dump())
-
-
-def test_the_raw_answer_comes_with_its_usage() -> None:
-    client = instructor.from_openai(RANDOM_SDK, mode=instructor.Mode.TOOLS)
-    forecast, raw = client.chat.completions.create_with_completion(
-        model=RANDOM_MODEL, messages=QUESTION, response_model=Forecast, max_tokens=2000
-    )
-    assert isinstance(forecast, Forecast)
-    assert raw.usage.completion_tokens > 0
 
 
 def test_responses_give_objects() -> None:
@@ -108,12 +86,3 @@ def test_messages_give_objects() -> None:
         max_tokens=2000,
     )
     assert isinstance(forecast, Forecast)
-
-
-def test_an_unknown_model_is_not_asked_for_again() -> None:
-    client = instructor.from_openai(PARROT_SDK, mode=instructor.Mode.TOOLS)
-    with pytest.raises(Exception, match="model_not_found") as error:
-        client.chat.completions.create(
-            model="gpt-none", messages=QUESTION, response_model=Forecast, max_retries=0
-        )
-    assert "gpt-none" in str(error.value)

@@ -45,14 +45,6 @@ test("a model is listed and found by its name", async () => {
   assert.equal(found.id, model);
 });
 
-test("chat answers with usage", async () => {
-  const answer = await parrot.chat.completions.create({ model, messages: say("Grüße 🙂") });
-  assert.equal(answer.choices[0].message.content, "Grüße 🙂");
-  assert.equal(answer.choices[0].finish_reason, "stop");
-  const { prompt_tokens, completion_tokens, total_tokens } = answer.usage;
-  assert.equal(total_tokens, prompt_tokens + completion_tokens);
-});
-
 test("chat streams the same answer, and usage last", async () => {
   const stream = await parrot.chat.completions.create({
     model, messages: say("one two three"), stream: true, stream_options: { include_usage: true },
@@ -61,19 +53,6 @@ test("chat streams the same answer, and usage last", async () => {
   const text = chunks.map((chunk) => chunk.choices[0]?.delta.content ?? "").join("");
   assert.equal(text, "one two three");
   assert.ok(chunks.at(-1).usage.completion_tokens > 3);
-});
-
-test("the helper puts a stream together", async () => {
-  const stream = parrot.chat.completions.stream({ model, messages: say("together") });
-  const answer = await stream.finalChatCompletion();
-  assert.equal(answer.choices[0].message.content, "together");
-});
-
-test("thoughts come apart from the answer", async () => {
-  const messages = say("<think>\nHm.\n</think>\n\nYes.");
-  const { message } = (await parrot.chat.completions.create({ model, messages })).choices[0];
-  assert.equal(message.reasoning_content.trim(), "Hm.");
-  assert.equal(message.content.trim(), "Yes.");
 });
 
 // --- tools -----------------------------------------------------------------------------------
@@ -150,11 +129,6 @@ test("completions continue prompts", async () => {
     const parts = chunks.flatMap((chunk) => chunk.choices).filter((part) => part.index === index);
     assert.equal(parts.map((part) => part.text).join(""), text);
   }
-});
-
-test("a chat model embeds nothing, and says so", async () => {
-  const asked = random.embeddings.create({ model: randomModel, input: "Hello" });
-  await assert.rejects(asked, BadRequestError);
 });
 
 test("errors have the classes that callers catch", async () => {
