@@ -30,7 +30,7 @@ TEXTS = (
     Behaviour("an answer is what the model says", says="Grüße 😀!", tokens=14, apis=ALL),
     Behaviour(
         "whatever ends lines elsewhere is text",
-        says="a\n\nb\r\n\tc\x85\N{LINE SEPARATOR}\"\N{SNOWMAN}",
+        says="a\n\nb\r\n\tc\x85\N{LINE SEPARATOR}\"\N{SNOWMAN}\N{LINE SEPARATOR}",
         apis=ALL,
     ),
     Behaviour("an answer of nothing has no text", says="", tokens=1, but={

@@ -26,13 +26,6 @@ const tools = [{
 }];
 const ask = (messages, more = {}) => ({ model, max_tokens: 2000, messages, ...more });
 
-test("messages answer with usage", async () => {
-  const answer = await parrot.messages.create(ask(say("bonjour")));
-  assert.deepEqual(answer.content.map(({ type, text }) => [type, text]), [["text", "bonjour"]]);
-  assert.equal(answer.stop_reason, "end_turn");
-  assert.ok(answer.usage.input_tokens > 5 && answer.usage.output_tokens > 5);
-});
-
 test("messages stream the same answer", async () => {
   const stream = parrot.messages.stream(ask(say("bit by bit")));
   let text = "";
@@ -101,13 +94,6 @@ test("thoughts are blocks of their own, and come back in", async () => {
     const answer = await parrot.messages.create({ ...body, messages: again });
     assert.equal(answer.content.at(-1).text, "fine");
   }
-});
-
-test("a stop sequence is named", async () => {
-  const answer = await parrot.messages.create(ask(say("one two three"), { stop_sequences: ["two"] }));
-  assert.equal(answer.stop_reason, "stop_sequence");
-  assert.equal(answer.stop_sequence, "two");
-  assert.equal(answer.content[0].text, "one ");
 });
 
 test("errors have the classes that callers catch", async () => {

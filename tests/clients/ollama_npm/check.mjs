@@ -59,12 +59,6 @@ test("a stream can be left", async () => {
   }, { name: "AbortError" });
 });
 
-test("thoughts come apart from the answer", async () => {
-  const messages = say("<think>\nHm.\n</think>\n\nYes.");
-  const { message } = await parrot.chat({ model, messages, think: true });
-  assert.deepEqual([message.thinking, message.content], ["Hm.", "Yes."]);
-});
-
 test("a tool is called and its answer heard, in the words in which it was called", async () => {
   const messages = say(`Let me look.\n${call}`);
   const { message } = await parrot.chat({ model, messages, tools });
