@@ -27,7 +27,7 @@ class MemoryMap:
 
     def as_json(self) -> dict[str, Any]:
         stats, pool = self.stats, self.stats.kv
-        mapped = {sequence.seq_id: sequence for sequence in self.kv.sequences}
+        mapped = {sequence.seq_id: sequence for sequence in self.kv.groups[0].sequences}
         blocks = ("mapped_blocks", "sealed_blocks", "borrowed_blocks")
         return self.kv.as_json() | {
             "pool": pool and pool.as_json(),

@@ -1,4 +1,4 @@
-"""Records of the cache's memory: blocks of K and V, heaps, sparse buffers and state slots."""
+"""Records of the cache's memory: blocks of K and V, heaps and sparse buffers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,8 +26,6 @@ class Prefix:
     tokens: bytes
     system: bool
     last_use: int = 0
-    slot: "Slot | None" = None
-    """The recurrent layers' states after the block's last token, or None if no states were kept."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,8 +44,8 @@ class Block:
     """The number of open sequences that use the block."""
     prefix: Prefix | None = None
     """The key by which new sequences can find the block, or None if they cannot."""
-    premapped_by: "list[SparseBuffer]" = field(default_factory=list)
-    """The buffers in which the block is mapped without being in the buffer's page table."""
+    premapped_by: list[int] = field(default_factory=list)
+    """The numbers of buffers in which the block is mapped, and in whose page tables it is not."""
     is_sealed: bool = False
     """True if the block was sealed after it was last allocated. All mappings are then read-only."""
 
@@ -62,57 +60,6 @@ class Block:
 
     def __str__(self) -> str:
         return f"block {self.place} of heap {self.heap}"
-
-
-class Retention(IntEnum):
-    """The reason for keeping a state slot. If several reasons apply, the highest one counts."""
-
-    WAYPOINT = 0
-    """The slot is within a long prompt. Prompts with the same beginning can continue there."""
-    END = 1
-    """The slot is at the end of a turn, or where two conversations begin to differ."""
-    USER = 2
-    """The slot follows the newest user message. Later prompts may omit the reasoning after it."""
-    SYSTEM = 3
-    """The slot follows the system prompt and the tools."""
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """A state slot: the states of all recurrent layers of one sequence at one position."""
-
-    number: int
-    holders: int = 0
-    """The number of the slot's users: open sequences, and entries in the queue for sealing."""
-    epoch: int = 0
-    """The number of the newest step that may read or write the slot."""
-    prefix: Prefix | None = None
-    """The prefix whose tokens the states have read, or None while the slot is not sealed."""
-    position: int = 0
-    """The number of tokens that the states have read. Set when the slot is sealed."""
-    conversation: int = 0
-    """The conversation's id: the id of the sequence that sealed the conversation's first slot."""
-    retention: Retention = Retention.WAYPOINT
-    before: "Slot | None" = None
-    """The previous slot of the same conversation, or None for the first slot."""
-    is_earlier_end: bool = False
-    """True if the conversation also has a slot at the end of a later turn."""
-    last_use: int = 0
-    dirty: bool = False
-    """True if the slot may occupy physical memory."""
-
-    @property
-    def is_cached(self) -> bool:
-        """True if new sequences can find the slot and no open sequence uses it."""
-        return self.prefix is not None and not self.holders
-
-    @property
-    def saves(self) -> int:
-        """The number of tokens that must be computed again if the slot is evicted."""
-        return self.position - (0 if self.before is None else self.before.position)
-
-    def __str__(self) -> str:
-        return f"slot {self.number}"
 
 
 @dataclass(slots=True)
@@ -186,11 +133,10 @@ class SparseBuffer:
     """The queued mappings, the oldest first. The table already lists the blocks to be mapped."""
     premapped: list[Block] = field(default_factory=list)
     """The blocks mapped after the table's last one. The buffer's later sequences may use them."""
-    free_premapped: int = 0
 
     @property
     def mapped_blocks(self) -> int:
-        return len(self.table) - sum(item.count for item in self.pending)
+        return len(self.table.blocks) - sum(item.count for item in self.pending)
 
     def count_premapped(self, blocks: Iterable[Block]) -> int:
         """Return the length of the common beginning of ``blocks`` and the premapped blocks."""

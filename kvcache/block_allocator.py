@@ -8,7 +8,7 @@ from kvcache.buffer_pool import BufferPool
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group
 from kvcache.prefix_cache import PrefixCache
-from kvcache.sequences import CachedSequence
+from kvcache.sequences import SequenceBlocks
 
 # A decoding sequence's next block is mapped this many tokens early. The blocks for a prompt's next
 # chunk are mapped while a chunk is computed.
@@ -63,101 +63,101 @@ class BlockAllocator:
         cached = self._pool.count(BlockState.CACHED)
         return self._pool.free_blocks + cached - self._reserved_blocks
 
-    def add(self, sequence: CachedSequence) -> None:
+    def add(self, own: SequenceBlocks) -> None:
         self._num_sequences += 1
-        self._reserved_blocks += sequence.reserved_blocks
+        self._reserved_blocks += own.reserved_blocks
 
-    def remove(self, sequence: CachedSequence) -> None:
+    def remove(self, own: SequenceBlocks) -> None:
         """Remove a sequence and its reservation, after waiting for its queued mappings."""
-        self._settle(sequence)
+        self._settle(own)
         self._num_sequences -= 1
-        self._reserved_blocks -= sequence.reserved_blocks
+        self._reserved_blocks -= own.reserved_blocks
 
     @property
     def may_map(self) -> bool:
         return self._maps_while_running or self.is_at_mapping_point
 
-    def map_shared(self, sequence: CachedSequence, blocks: list[Block]) -> bool:
+    def map_shared(self, own: SequenceBlocks, blocks: list[Block]) -> bool:
         """Map other sequences' sealed blocks read-only. Return False if the system refuses, or if
         mappings may not change because a step runs."""
-        if not self.may_map and sequence.buffer.count_premapped(blocks) < len(blocks):
+        if not self.may_map and own.buffer.count_premapped(blocks) < len(blocks):
             self.wants_mapping_point = True
             return False
-        with self._updating_counts(sequence):
-            return not blocks or self._buffers.map(sequence.buffer, blocks, writable=False)
+        with self._counting_reserved(own):
+            return not blocks or self._buffers.map(own.buffer, blocks, writable=False)
 
-    def cut(self, sequence: CachedSequence, count: int) -> list[Block]:
-        with self._updating_counts(sequence):
-            return self._buffers.unmap_last(sequence.buffer, count)
+    def cut(self, own: SequenceBlocks, count: int) -> list[Block]:
+        with self._counting_reserved(own):
+            return self._buffers.unmap_last(own.buffer, count)
 
-    def grow(self, sequence: CachedSequence, num_tokens: int) -> int | None:
+    def grow(self, own: SequenceBlocks, num_tokens: int) -> int | None:
         """Map the missing blocks for tokens [0, num_tokens). Return the number of new blocks.
         Return None and map nothing if too few blocks are available, or if mappings may not change
         now."""
-        buffer, needed = sequence.buffer, self._group.blocks_for(num_tokens)
+        buffer, needed = own.buffer, self._group.blocks_for(num_tokens)
         if num_tokens > self._group.max_tokens:
             return None
         self.has_waited = self.has_waited or not self._buffers.is_settled(buffer)
-        self._settle(sequence)
+        self._settle(own)
         missing = needed - len(buffer.table)
         if missing <= 0:
             return 0
-        if missing - sequence.reserved_blocks > self.available_blocks:
+        if missing - own.reserved_blocks > self.available_blocks:
             return None
         if not self.may_map and len(buffer.usable_premapped(missing)) < missing:
             self.wants_mapping_point = True
             return None
         self.has_waited = self.has_waited or self.may_map
-        blocks = self._take(sequence, missing)
+        blocks = self._take(own, missing)
         if blocks is None:
             return None
-        with self._updating_counts(sequence):
+        with self._counting_reserved(own):
             if self._buffers.map(buffer, blocks, writable=True):
                 return missing
         self._pool.free_unmapped(blocks)
         return None
 
-    def shrink(self, sequence: CachedSequence, count: int) -> None:
-        self._pool.free_unmapped(self.cut(sequence, count))
+    def shrink(self, own: SequenceBlocks, count: int) -> None:
+        self._pool.free_unmapped(self.cut(own, count))
 
-    def map_ahead(self, sequence: CachedSequence, end: int, count: int) -> None:
+    def map_ahead(self, own: SequenceBlocks, end: int, count: int) -> None:
         """Start mapping blocks for later steps. The current one computes the ``count`` tokens
         before ``end``. Take unreserved blocks only if one per open sequence stays available."""
-        buffer = sequence.buffer
-        ahead = min(end + max(count, MAP_AHEAD_TOKENS), sequence.final_tokens)
+        buffer = own.buffer
+        ahead = min(end + max(count, MAP_AHEAD_TOKENS), own.sequence.final_tokens)
         missing = self._group.blocks_for(ahead) - len(buffer.table)
-        if missing > sequence.reserved_blocks + self.available_blocks - self._num_sequences:
-            missing = min(missing, sequence.reserved_blocks)
+        if missing > own.reserved_blocks + self.available_blocks - self._num_sequences:
+            missing = min(missing, own.reserved_blocks)
         if missing <= 0 or buffer.pending:
             return
-        blocks = self._take(sequence, missing)
+        blocks = self._take(own, missing)
         if blocks is None:
             return
-        with self._updating_counts(sequence):
+        with self._counting_reserved(own):
             if self._buffers.map_ahead(buffer, blocks):
                 return
         self._pool.free_unmapped(blocks)
 
-    def top_up(self, sequence: CachedSequence, end: int) -> None:
+    def top_up(self, own: SequenceBlocks, end: int) -> None:
         """While no step runs, map all reserved blocks of the sequence. Also map blocks for many
         tokens after ``end``, but leave them free (premapped)."""
-        aside = sequence.reservation * self._group.tokens_per_block
-        self.grow(sequence, min(aside, self._group.max_tokens))
-        spare = self._spare_blocks(sequence, end)
-        blocks = self._take(sequence, spare) if spare else None
+        aside = own.reservation * self._group.tokens_per_block
+        self.grow(own, min(aside, self._group.max_tokens))
+        spare = self._spare_blocks(own, end)
+        blocks = self._take(own, spare) if spare else None
         if blocks is not None:
-            with self._updating_counts(sequence):
-                self._buffers.map(sequence.buffer, blocks, writable=True)
-            self.shrink(sequence, spare)
+            with self._counting_reserved(own):
+                self._buffers.map(own.buffer, blocks, writable=True)
+            self.shrink(own, spare)
 
-    def _spare_blocks(self, sequence: CachedSequence, end: int) -> int:
+    def _spare_blocks(self, own: SequenceBlocks, end: int) -> int:
         """Return the number of free blocks to map ahead of need, or 0 if enough are mapped."""
-        buffer, size = sequence.buffer, self._group.tokens_per_block
-        ahead = min(end + MAP_AHEAD_AT_POINT_TOKENS, sequence.final_tokens)
+        buffer, size = own.buffer, self._group.tokens_per_block
+        ahead = min(end + MAP_AHEAD_AT_POINT_TOKENS, own.sequence.final_tokens)
         wanted = self._group.blocks_for(ahead) - len(buffer.table)
         premapped = len(buffer.usable_premapped(wanted)) if wanted > 0 else 0
         has = (len(buffer.table) + premapped) * size
-        if has >= min(end + MAP_AHEAD_AT_POINT_TOKENS // 2, sequence.final_tokens):
+        if has >= min(end + MAP_AHEAD_AT_POINT_TOKENS // 2, own.sequence.final_tokens):
             return 0
         all_premapped = self._pool.premapped_blocks
         few = round(MAPPED_AHEAD_RATIO * self._pool.capacity_blocks) - all_premapped
@@ -189,23 +189,23 @@ class BlockAllocator:
         self._buffers.unmap_all_free()
         self._pool.release_memory(kept_bytes, min(unreserved, at_once))
 
-    def _settle(self, sequence: CachedSequence) -> None:
+    def _settle(self, own: SequenceBlocks) -> None:
         """Wait for queued mappings, and free the blocks that the system refused to map."""
-        with self._updating_counts(sequence):
-            self._pool.free_unmapped(self._buffers.settle(sequence.buffer))
+        with self._counting_reserved(own):
+            self._pool.free_unmapped(self._buffers.settle(own.buffer))
 
-    def _take(self, sequence: CachedSequence, count: int) -> list[Block] | None:
+    def _take(self, own: SequenceBlocks, count: int) -> list[Block] | None:
         """Take free blocks. Prefer those that the sequence's buffer maps already, then those next
         to the sequence's last block. Evict cached blocks if too few are free."""
         while self._pool.free_blocks < count:
             evicted = self._prefixes.evict()
             assert evicted, "more blocks are promised than there are"
-        premapped = sequence.buffer.usable_premapped(count)
+        premapped = own.buffer.usable_premapped(count)
         for block in premapped:
             self._pool.take_premapped(block)
         if len(premapped) == count:
             return premapped
-        blocks = premapped or sequence.buffer.table.blocks
+        blocks = premapped or own.blocks
         others = self._take_others(count - len(premapped), blocks[-1] if blocks else None)
         if others is None:
             self._pool.free_unmapped(premapped)
@@ -240,17 +240,12 @@ class BlockAllocator:
                 pass
 
     @contextmanager
-    def _updating_counts(self, sequence: CachedSequence) -> Iterator[None]:
-        before = sequence.reserved_blocks
+    def _counting_reserved(self, own: SequenceBlocks) -> Iterator[None]:
+        """The body may change the sequence's table, and so its reserved blocks."""
+        before = own.reserved_blocks
         yield
-        self._reserved_blocks += sequence.reserved_blocks - before
-        sequence.mapped_tokens = sequence.buffer.mapped_blocks * self._group.tokens_per_block
-        sequence.table_tokens = len(sequence.buffer.table) * self._group.tokens_per_block
+        self._reserved_blocks += own.reserved_blocks - before
 
-    def check_invariants(self, sequences: Collection[CachedSequence]) -> None:
-        for sequence in sequences:
-            blocks = sequence.buffer.mapped_blocks, len(sequence.buffer.table)
-            tokens = tuple(count * self._group.tokens_per_block for count in blocks)
-            assert tokens == (sequence.mapped_tokens, sequence.table_tokens)
-        assert self._reserved_blocks == sum(s.reserved_blocks for s in sequences)
+    def check_invariants(self, sequences: Collection[SequenceBlocks]) -> None:
+        assert self._reserved_blocks == sum(own.reserved_blocks for own in sequences)
         assert self.available_blocks >= 0, "more blocks are reserved than there are"

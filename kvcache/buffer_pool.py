@@ -72,7 +72,7 @@ class BufferPool:
         after it. Return False if there is no such block. With ``idle``, search only idle
         buffers."""
         buffers = self._idle if idle else self._buffers
-        buffer = next((buffer for buffer in buffers if buffer.free_premapped), None)
+        buffer = next((b for b in buffers if self._pool.free_premapped[b.number]), None)
         if buffer is None:
             return False
         states = [block.state for block in buffer.premapped]
@@ -199,7 +199,7 @@ class BufferPool:
         limit = self._limits.settings.max_sharers
         for block in blocks:
             while block.premapped_by and block.buffers + len(block.premapped_by) >= limit:
-                buffer = block.premapped_by[0]
+                buffer = self._buffers[block.premapped_by[0]]
                 self._unmap_premapped(buffer, buffer.premapped.index(block))
 
     def _unmap_from(self, buffer: SparseBuffer, length: int, mapped: int) -> list[Block]:
@@ -242,8 +242,8 @@ class BufferPool:
         assert len(buffers) == len(self._buffers)
         assert all(not b.table.blocks and not b.table.runs for b in self._idle)
         for buffer in buffers:
-            assert all(buffer in block.premapped_by for block in buffer.premapped)
-            assert buffer.free_premapped == sum(
+            assert all(buffer.number in block.premapped_by for block in buffer.premapped)
+            assert self._pool.free_premapped[buffer.number] == sum(
                 b.state is BlockState.FREE for b in buffer.premapped
             )
         behind = sum(buffer.mapped_blocks + len(buffer.premapped) for buffer in buffers)

@@ -16,7 +16,7 @@ read it, or a buffer may map it. Afterwards the block is *cached* if prompts can
 A *premapped* block is mapped in a buffer but not in use by the buffer's sequence. A free premapped
 block can be taken by that sequence only, until it is unmapped."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
 from kvcache.backend import Charge, PageBackend, Releases
@@ -45,6 +45,8 @@ class HeapPool:
         self._limit_blocks = self._max_heaps * group.blocks_per_heap
         self._counts = [0] * len(BlockState)
         self._dirty_free = 0
+        self.free_premapped = Counter[int]()
+        """The number of free premapped blocks of each buffer, by the buffer's number."""
         self.saved_blocks = 0
         """The number of further blocks that open sequences would need if they shared none."""
         if backend.charge is Charge.ALL:
@@ -178,7 +180,7 @@ class HeapPool:
 
     def add_premapped(self, block: Block, buffer: SparseBuffer) -> None:
         assert block.state is not BlockState.FREE, f"{block} is free"
-        block.premapped_by.append(buffer)
+        block.premapped_by.append(buffer.number)
 
     def take_premapped(self, block: Block) -> None:
         """Take a free block that the sequence's own buffer already maps."""
@@ -188,9 +190,9 @@ class HeapPool:
 
     def drop_premapped(self, block: Block, buffer: SparseBuffer) -> None:
         """Note that a buffer's premapped block was unmapped or taken by the buffer's sequence."""
-        block.premapped_by.remove(buffer)
+        block.premapped_by.remove(buffer.number)
         if block.state is BlockState.FREE:
-            buffer.free_premapped -= 1
+            self.free_premapped[buffer.number] -= 1
             if not block.premapped_by:
                 self._note_takeable(block, True)
 
@@ -301,7 +303,7 @@ class HeapPool:
 
     def _note_free(self, block: Block, is_free: bool) -> None:
         for buffer in block.premapped_by:
-            buffer.free_premapped += 1 if is_free else -1
+            self.free_premapped[buffer] += 1 if is_free else -1
         if not block.premapped_by:
             self._note_takeable(block, is_free)
 

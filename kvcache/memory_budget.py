@@ -19,7 +19,7 @@ from kvcache.layout import (
     paged_layout,
     tokens_of_whole_pages,
 )
-from kvcache.state_cache import SLOTS_PER_CONVERSATION, SLOTS_PER_SEQUENCE
+from kvcache.slot_pool import SLOTS_PER_CONVERSATION, SLOTS_PER_SEQUENCE
 
 GIB = 1024**3
 MIB = 1024**2

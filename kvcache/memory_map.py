@@ -4,15 +4,16 @@ Block b of heap h has the number ``h * blocks_per_heap + b`` in the snapshot."""
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcache.block import Block, BlockState, Slot
+from kvcache.block import Block, BlockState
 from kvcache.heap_pool import HeapPool
-from kvcache.layout import KVLayout
-from kvcache.sequences import CachedSequence
+from kvcache.layout import Group
+from kvcache.sequences import SequenceBlocks
+from kvcache.slot_pool import Slot
 
 # The letter of each BlockState, by the state's value. Free blocks with memory have another letter.
 LETTERS = "fosqcr"
@@ -43,8 +44,8 @@ class SealedSlot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class KVMap:
-    """All blocks, open sequences and sealed state slots at one moment."""
+class GroupMap:
+    """All blocks and open sequences of a group of layers at one moment."""
 
     geometry: dict[str, int]
     heaps: tuple[str, ...]
@@ -54,10 +55,8 @@ class KVMap:
     """The number of open sequences that use each block, by the number of the block."""
     sequences: tuple[MappedSequence, ...]
     """The open sequences, the oldest one first."""
-    slots: tuple[SealedSlot, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the snapshot as GET /memory sends it. 100 000 blocks take a few milliseconds."""
         return {
             "geometry": self.geometry,
             "heaps": self.heaps,
@@ -65,7 +64,6 @@ class KVMap:
             "owner_ids": [sequence.seq_id for sequence in self.sequences],
             "owners": self.owner_runs(),
             "sharers": self.sharer_runs(),
-            "slots": [slot._asdict() for slot in self.slots],
         }
 
     def owner_runs(self) -> list[int]:
@@ -89,40 +87,56 @@ class KVMap:
         return _rows(starts - ends_before, counts, sharers[starts])
 
 
-def take_map(
-    layout: KVLayout, pool: HeapPool, sequences: Iterable[CachedSequence], slots: Iterable[Slot]
-) -> KVMap:
-    """Return a copy of all blocks' states. Copying takes little of the engine's time. ``pool``
-    holds one group of layers; in all groups the states are equal, unless a mapping was refused."""
-    group = layout.groups[0]
+@dataclass(slots=True)
+class KVMap:
+    """All blocks, open sequences and sealed state slots at one moment. Groups add their parts."""
+
+    groups: list[GroupMap] = field(default_factory=list)
+    slots: list[SealedSlot] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the snapshot as GET /memory sends it: the first group of layers, and beside it the
+        others. 100 000 blocks take a few milliseconds."""
+        first, *others = self.groups
+        return first.as_json() | {
+            "other_groups": [group.as_json() for group in others],
+            "slots": [slot._asdict() for slot in self.slots],
+        }
+
+
+def map_blocks(group: Group, pool: HeapPool, sequences: Iterable[SequenceBlocks]) -> GroupMap:
+    """Return a copy of all blocks' states. Copying takes little of the engine's time."""
     size = group.blocks_per_heap
-    return KVMap(
+    return GroupMap(
         geometry={
-            "block_bytes": layout.block_bytes,
+            "block_bytes": group.block_bytes,
             "tokens_per_block": group.tokens_per_block,
             "blocks_per_heap": size,
             "page_bytes": group.page_bytes,
-            "regions": sum(len(each.regions) for each in layout.groups),
+            "regions": len(group.regions),
             "max_heaps": max(len(pool.heaps), -(-pool.capacity_blocks // size)),
         },
         heaps=tuple("".join(map(letter_of, heap.blocks)) for heap in pool.heaps),
         sharers=array("H", [block.sequences for heap in pool.heaps for block in heap.blocks]),
         sequences=tuple(
             MappedSequence(
-                sequence.seq_id,
-                tuple((r.heap * size + r.heap_block, r.count) for r in sequence.buffer.table.runs),
-                len(sequence.buffer.table),
-                sequence.sealed_blocks,
-                sequence.shared_blocks,
+                own.sequence.seq_id,
+                tuple((r.heap * size + r.heap_block, r.count) for r in own.buffer.table.runs),
+                len(own.blocks),
+                own.sealed_blocks,
+                own.shared_blocks,
             )
-            for sequence in sequences
-        ),
-        slots=tuple(
-            SealedSlot(slot.conversation, slot.position, slot.retention.name.lower(), slot.holders)
-            for slot in slots
-            if slot.prefix is not None
+            for own in sequences
         ),
     )
+
+
+def map_slots(slots: Iterable[Slot]) -> list[SealedSlot]:
+    return [
+        SealedSlot(slot.conversation, slot.position, slot.retention.name.lower(), slot.holders)
+        for slot in slots
+        if slot.digest is not None
+    ]
 
 
 def letter_of(block: Block) -> str:

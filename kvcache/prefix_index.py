@@ -2,13 +2,13 @@
 
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Callable
 from enum import Enum
 from hashlib import sha256
 from heapq import heapify, heappop, heappush
 
 from kvcache.block import Block, BlockState, Prefix
 from kvcache.block_hashes import TOKEN_BYTES, BlockHashes, Evictions
-from kvcache.slot_pool import SlotPool
 
 # An eviction queue is rebuilt if over half of its entries, and at least this many, are outdated.
 STALE_QUEUE_ENTRIES = 64
@@ -43,8 +43,9 @@ class PrefixIndex:
         self._cached = {False: 0, True: 0}
         """The number of cached blocks of system prompts (True) and of others (False)."""
         self._uses = 0
-        self.slots: SlotPool | None = None
-        """The pool of the state slots that prefixes refer to, or None without recurrent layers."""
+        self.on_removal: Callable[[bytes, bool], None] = lambda digest, evicted: None
+        """Called with the hash of each removed block. ``evicted`` is False if the block's contents
+        may be wrong."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -55,10 +56,8 @@ class PrefixIndex:
             return None
         return block
 
-    def has(self, prefix: Prefix) -> bool:
-        """Return True if a block of the index has this very object as its prefix."""
-        block = self._blocks.get(prefix.digest)
-        return block is not None and block.prefix is prefix
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._blocks
 
     def insert(self, hashes: BlockHashes, number: int, block: Block, system: bool) -> None:
         """Add a sealed block that is in use. The block before must be in the index."""
@@ -159,8 +158,7 @@ class PrefixIndex:
     def _remove(self, block: Block, *, evicted: bool = False) -> Block:
         prefix, block.prefix = block.found_by, None
         assert prefix.digest not in self._children
-        if prefix.slot is not None and self.slots is not None:
-            self.slots.forget(prefix.slot, evicted=evicted)
+        self.on_removal(prefix.digest, evicted)
         del self._blocks[prefix.digest]
         if block.state is BlockState.CACHED:
             self._cached[prefix.system] -= 1

@@ -1,12 +1,25 @@
-"""The cache's records of a sequence, from its opening until its buffer can be reused."""
+"""The cache's records of open sequences: what all groups of layers share, and one group's part."""
 
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import NamedTuple
 
-from kvcache.block import BlockState, SparseBuffer
+from kvcache.block import Block, BlockState, SparseBuffer
 from kvcache.block_hashes import BlockHashes
+
+
+class PromptBoundaries(NamedTuple):
+    """Positions in a prompt, in tokens, after which other prompts may differ. 0 means unknown."""
+
+    user_end: int = 0
+    """The end of the newest user message. Later prompts may drop the reasoning after it."""
+    messages_end: int = 0
+    """The end of the last message, before the tokens that make the model answer."""
+
+
+NO_BOUNDARIES = PromptBoundaries()
 
 
 @dataclass(slots=True)
@@ -25,66 +38,28 @@ class Progress:
 
 @dataclass(slots=True, eq=False)
 class CachedSequence:
-    """A sequence's records in one group of layers. Its tokens, from the first to the last::
-
-    0 .... sealed blocks .... computed .... scheduled .... mapped .... final
-    never written again       | valid K/V   | written     | ahead of  | the limit
-                                              by steps      need
-    """
+    """An open sequence and its planned steps. All groups of layers share this record."""
 
     seq_id: int
-    buffer: SparseBuffer
     block_hashes: BlockHashes
-    reservation: int
-    """The number of blocks reserved when the sequence was opened, mapped or not."""
+    reserved_tokens: int
+    """The number of tokens for which memory is reserved, from the opening on."""
     final_tokens: int
-    system_blocks: int
-    progress: Progress
-    """The sequence's progress. All groups of layers share this object."""
-    mapped_tokens: int = 0
-    """The number of tokens for which the buffer has mapped memory."""
-    table_tokens: int = 0
-    """``mapped_tokens`` plus the tokens of blocks whose mapping is queued."""
+    """The most tokens that the sequence may reach."""
+    system_tokens: int
+    """The length of the system prompt at the sequence's beginning."""
+    boundaries: PromptBoundaries
+    progress: Progress = field(default_factory=Progress)
     keeps_prefix: bool = True
-    """True if other sequences may share the blocks that this sequence writes."""
-    has_pending_prefix: bool = False
-    """True if other sequences may wait for blocks of this sequence."""
+    """True if other sequences may share what this sequence writes."""
     pending_block: int | None = None
     """The index of the last block that this sequence waits for another sequence to compute."""
-
-    @property
-    def reserved_blocks(self) -> int:
-        """The number of reserved blocks that are not mapped yet."""
-        return max(0, self.reservation - len(self.buffer.table))
-
-    @property
-    def all_sealed(self) -> bool:
-        """True if all mapped blocks are sealed, so that the next block may be shared."""
-        blocks = self.buffer.table.blocks
-        return not blocks or blocks[-1].state is BlockState.SEALED
-
-    @property
-    def sealed_blocks(self) -> int:
-        """The number of leading sealed blocks of an open sequence, including shared blocks."""
-        blocks = self.buffer.table.blocks
-        return bisect_left(blocks, True, key=lambda block: block.state is not BlockState.SEALED)
-
-    @property
-    def shared_blocks(self) -> int:
-        """The number of leading blocks that other sequences wrote and this sequence shares."""
-        runs = takewhile(lambda run: not run.writable, self.buffer.table.runs)
-        return sum(run.count for run in runs)
-
-
-@dataclass(slots=True, eq=False)
-class OpenSequence:
-    """An open sequence: its records in all groups of layers, and its planned steps."""
-
-    block_hashes: BlockHashes
-    progress: Progress
-    parts: tuple[CachedSequence, ...]
     steps: deque[tuple[int, int]] = field(default_factory=deque)
     """``(end token, epoch)`` of planned steps whose results have not been committed."""
+
+    @property
+    def system_blocks(self) -> int:
+        return self.system_tokens // self.block_hashes.tokens_per_block
 
     def schedule(self, end: int, epoch: int) -> None:
         self.progress.scheduled = end
@@ -102,15 +77,53 @@ class OpenSequence:
         self.progress.computed = end
         return epoch
 
-    def cancel_steps(self) -> None:
-        self.progress.restart_at(self.progress.computed)
-        self.steps.clear()
+
+@dataclass(slots=True, eq=False)
+class SequenceBlocks:
+    """The blocks of a sequence in one group of layers. Its tokens, from the first to the last::
+
+    0 .... sealed blocks .... computed .... scheduled .... mapped .... final
+    never written again       | valid K/V   | written     | ahead of  | the limit
+                                              by steps      need
+    """
+
+    sequence: CachedSequence
+    buffer: SparseBuffer
+    reservation: int
+    """The number of blocks reserved when the sequence was opened, mapped or not."""
+
+    @property
+    def blocks(self) -> list[Block]:
+        return self.buffer.table.blocks
+
+    @property
+    def reserved_blocks(self) -> int:
+        """The number of reserved blocks that are not mapped yet."""
+        return max(0, self.reservation - len(self.blocks))
+
+    @property
+    def all_sealed(self) -> bool:
+        """True if all mapped blocks are sealed, so that the next block may be shared."""
+        return not self.blocks or self.blocks[-1].state is BlockState.SEALED
+
+    @property
+    def sealed_blocks(self) -> int:
+        """The number of leading sealed blocks of an open sequence, including shared blocks."""
+        return bisect_left(
+            self.blocks, True, key=lambda block: block.state is not BlockState.SEALED
+        )
+
+    @property
+    def shared_blocks(self) -> int:
+        """The number of leading blocks that other sequences wrote and this sequence shares."""
+        runs = takewhile(lambda run: not run.writable, self.buffer.table.runs)
+        return sum(run.count for run in runs)
 
 
 @dataclass(slots=True)
 class ClosedSequence:
     """A closed sequence. The buffer is unmapped and freed after step ``epoch`` has completed."""
 
-    sequence: CachedSequence
+    blocks: SequenceBlocks
     epoch: int
     ticket: int | None = None

@@ -18,11 +18,34 @@ likelihood that a prompt continues from the slot, divided by the slot's age. The
 of slots since this slot's last use. Using a slot also uses its conversation's earlier slots."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
-from kvcache.block import Prefix, Retention, Slot
 from kvcache.block_hashes import Evictions
 from kvcache.stats import SlotStats
+
+# The most slots of one sequence: one for the last block boundary, one for the next, one working.
+SLOTS_PER_SEQUENCE = 3
+# The states after this many newest turns of a conversation are kept longer than waypoints.
+ENDS_PER_CONVERSATION = 2
+# The number of slots that a conversation keeps longer than waypoints: after the newest turns, the
+# system prompt and the newest user message.
+SLOTS_PER_CONVERSATION = 2 + ENDS_PER_CONVERSATION
+
+
+class Retention(IntEnum):
+    """The reason for keeping a state slot. If several reasons apply, the highest one counts."""
+
+    WAYPOINT = 0
+    """The slot is within a long prompt. Prompts with the same beginning can continue there."""
+    END = 1
+    """The slot is at the end of a turn, or where two conversations begin to differ."""
+    USER = 2
+    """The slot follows the newest user message. Later prompts may omit the reasoning after it."""
+    SYSTEM = 3
+    """The slot follows the system prompt and the tools."""
+
 
 # Rough relative likelihoods that a later prompt continues from a slot. A prompt continues after a
 # user message if clients drop reasoning, or if slots at the ends of later turns are evicted.
@@ -33,6 +56,44 @@ LIKELIHOOD = {
     Retention.SYSTEM: 1.0,
 }
 EARLIER_END_LIKELIHOOD = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A state slot: the states of all recurrent layers of one sequence at one position."""
+
+    number: int
+    holders: int = 0
+    """The number of the slot's users: open sequences, and entries in the queue for sealing."""
+    epoch: int = 0
+    """The number of the newest step that may read or write the slot."""
+    digest: bytes | None = None
+    """The hash of the tokens that the states have read, or None while the slot is not sealed."""
+    position: int = 0
+    """The number of tokens that the states have read. Set when the slot is sealed."""
+    conversation: int = 0
+    """The conversation's id: the id of the sequence that sealed the conversation's first slot."""
+    retention: Retention = Retention.WAYPOINT
+    before: "Slot | None" = None
+    """The previous slot of the same conversation, or None for the first slot."""
+    is_earlier_end: bool = False
+    """True if the conversation also has a slot at the end of a later turn."""
+    last_use: int = 0
+    dirty: bool = False
+    """True if the slot may occupy physical memory."""
+
+    @property
+    def is_cached(self) -> bool:
+        """True if new sequences can find the slot and no open sequence uses it."""
+        return self.digest is not None and not self.holders
+
+    @property
+    def saves(self) -> int:
+        """The number of tokens that must be computed again if the slot is evicted."""
+        return self.position - (0 if self.before is None else self.before.position)
+
+    def __str__(self) -> str:
+        return f"slot {self.number}"
 
 
 class StateSegment(NamedTuple):
@@ -56,6 +117,8 @@ class SlotPool:
         self._free = list(reversed(self.slots))
         self._waiting: list[Slot] = []
         """Slots that no sequence uses, but that a step in flight may still read or write."""
+        self._sealed: dict[bytes, Slot] = {}
+        """The sealed slots, by the hashes of the tokens that their states have read."""
         self._completed_epoch = 0
         self._uses = 0
         self.evicted = Evictions()
@@ -107,7 +170,7 @@ class SlotPool:
                 return None
         slot = self._free.pop()
         assert not slot.holders, f"{slot} is held"
-        assert slot.prefix is None, f"{slot} can be found"
+        assert slot.digest is None, f"{slot} can be found"
         slot.holders, slot.dirty, slot.retention = 1, True, Retention.WAYPOINT
         return slot
 
@@ -120,13 +183,17 @@ class SlotPool:
         slot.holders -= 1
         self._free_if_lost(slot)
 
-    def seal(self, slot: Slot, prefix: Prefix, retention: Retention, position: int) -> None:
-        """Let sequences find a slot by its prefix. The step that wrote the slot has completed."""
-        assert prefix.slot is None, f"a slot stands where {slot} is to stand"
-        assert slot.prefix is None, f"{slot} is sealed"
-        slot.prefix, slot.retention, prefix.slot = prefix, retention, slot
+    def find(self, digest: bytes) -> Slot | None:
+        return self._sealed.get(digest)
+
+    def seal(self, slot: Slot, digest: bytes, retention: Retention, position: int) -> None:
+        """Let sequences find a slot by the hash of its tokens. The step that wrote the slot has
+        completed."""
+        assert digest not in self._sealed, f"a slot stands where {slot} is to stand"
+        assert slot.digest is None, f"{slot} is sealed"
+        slot.digest, slot.retention, self._sealed[digest] = digest, retention, slot
         slot.position = position
-        self.evicted.discard(prefix.digest)
+        self.evicted.discard(digest)
 
     def use(self, chain: Iterable[Slot]) -> None:
         """Note that a sequence uses ``chain``, the slots of a conversation in order."""
@@ -150,14 +217,14 @@ class SlotPool:
                 other.retention = Retention.WAYPOINT
 
     def forget(self, slot: Slot, *, evicted: bool) -> None:
-        """Remove a slot from its prefix. ``evicted`` is False if the contents of the prefix's block
-        may be wrong; the removal then does not count as an eviction."""
-        assert slot.prefix is not None, f"{slot} cannot be found"
+        """Let nobody find a slot any more. ``evicted`` is False if the slot's contents may be
+        wrong; the removal then does not count as an eviction."""
+        assert slot.digest is not None, f"{slot} cannot be found"
         if evicted:
-            self.evicted.add(slot.prefix.digest)
+            self.evicted.add(slot.digest)
             self.num_evicted += 1
-        slot.prefix.slot = None
-        slot.prefix = None
+        del self._sealed[slot.digest]
+        slot.digest = None
         for other in self.slots:
             if other.before is slot:
                 other.before = slot.before
@@ -199,7 +266,7 @@ class SlotPool:
         return slots
 
     def _free_if_lost(self, slot: Slot) -> None:
-        if not slot.holders and slot.prefix is None:
+        if not slot.holders and slot.digest is None:
             done = slot.epoch <= self._completed_epoch
             (self._free if done else self._waiting).append(slot)
 
@@ -215,5 +282,6 @@ class SlotPool:
         assert parts == stats.slots, f"{stats}: the parts are not the whole"
         for slot, count in counted.items():
             assert slot.holders == count, f"{slot} has {slot.holders} holders, not {count}"
-            assert (slot in lost) == (not count and slot.prefix is None), f"{slot} has leaked"
-            assert slot.prefix is None or slot.prefix.slot is slot, f"{slot} is found elsewhere"
+            assert (slot in lost) == (not count and slot.digest is None), f"{slot} has leaked"
+            found = slot.digest is None or self._sealed.get(slot.digest) is slot
+            assert found, f"{slot} is found elsewhere"

@@ -30,34 +30,34 @@ class KVStats:
     """Bytes of K and V. Free, live, partial tail, mapped ahead, cached and quarantined bytes add up
     to the capacity. The other amounts of bytes are not part of that sum."""
 
-    capacity_bytes: int
-    free_bytes: int
-    live_bytes: int
+    capacity_bytes: int = 0
+    free_bytes: int = 0
+    live_bytes: int = 0
     """Bytes of the tokens of open sequences, including tokens of the running step."""
-    partial_tail_bytes: int
+    partial_tail_bytes: int = 0
     """Bytes at the end of blocks that are only partly filled with live tokens."""
-    mapped_ahead_bytes: int
+    mapped_ahead_bytes: int = 0
     """Bytes of the blocks of open sequences in which no token is stored yet."""
-    cached_bytes: int
+    cached_bytes: int = 0
     """Bytes of the blocks that are kept for prefix hits while no open sequence uses them."""
-    quarantined_bytes: int
+    quarantined_bytes: int = 0
     """Bytes of blocks that wait for the device, for unmapping, or for the release of memory."""
-    free_slack_bytes: int
+    free_slack_bytes: int = 0
     """Bytes of free blocks that may still occupy physical memory."""
-    committed_bytes: int
+    committed_bytes: int = 0
     """Bytes that the system charges for K, V and state slots."""
-    num_heaps: int
-    kept_heaps: int
+    num_heaps: int = 0
+    kept_heaps: int = 0
     """The number of heaps that are never released: either all heaps or none."""
-    num_sequences: int
-    block_bytes: int
-    block_tokens: int
-    shared_saved_bytes: int
+    num_sequences: int = 0
+    block_bytes: int = 0
+    block_tokens: int = 0
+    shared_saved_bytes: int = 0
     """Bytes of further blocks that open sequences would need if they shared none."""
-    evicted_blocks: int
-    mapped_blocks: int
+    evicted_blocks: int = 0
+    mapped_blocks: int = 0
     """The number of times that a block was mapped in a buffer since the start."""
-    unmapped_blocks: int
+    unmapped_blocks: int = 0
     late_signals: int = 0
     """The number of mapping points that waited for the signal of a step that had been read."""
     slots: SlotStats = NO_SLOTS
@@ -72,16 +72,14 @@ class KVStats:
 
 
 def total(groups: Sequence[KVStats]) -> KVStats:
-    """Add up the statistics of all groups of layers. Do not add counts that are equal in all."""
-    first, *others = groups
-    if not others:
-        return first
-    same = {"num_sequences", "block_tokens", "slots"}
-    return KVStats(
-        **{
-            name: getattr(first, name)
-            if name in same
-            else sum(getattr(group, name) for group in groups)
-            for name in KVStats.__dataclass_fields__
-        }
-    )
+    """Add up the statistics of all groups of layers, except counts that are equal in all groups
+    that have them."""
+    if len(groups) == 1:
+        return groups[0]
+    equal = {"num_sequences", "block_tokens"}
+    columns = {
+        name: [getattr(group, name) for group in groups] for name in KVStats.__dataclass_fields__
+    }
+    slots = max(columns.pop("slots"), key=lambda slots: slots.slots)
+    sums = {name: (max if name in equal else sum)(column) for name, column in columns.items()}
+    return KVStats(**sums, slots=slots)

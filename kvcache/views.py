@@ -32,22 +32,26 @@ class KVViews:
         self,
         layers: Sequence[LayerRegions],
         order: OrderingHandles,
-        rows: Sequence[StepRows],
-        segments: Sequence[Segment],
+        counts: Sequence[int],
         epoch: int,
-        states: StateRows | None = None,
     ) -> None:
-        """``rows`` has an item per group of layers; ``epoch`` is the step's number. ``states`` is
-        None without recurrent layers."""
-        counts = [segment.count for segment in segments]
+        """``counts`` are the numbers of rows of the step's sequences. ``epoch`` is the step's
+        number."""
         self.epoch = epoch
-        self.segments = tuple(segments)
+        self.segments: tuple[Segment, ...] = ()
+        """The places of the step's rows in the buffers of the first group of layers."""
+        self.rows: list[StepRows] = []
+        """One item per group of layers that keeps K and V."""
+        self.states: StateRows | None = None
         self._layers = layers
         self._order = order
-        self._rows = rows
-        self._states = states
         self._decode_rows = next((i for i, n in enumerate(counts) if n > 1), len(counts))
         self._chunks = list(counts[self._decode_rows :])
+
+    def add(self, rows: StepRows, segments: Sequence[Segment]) -> None:
+        """Add the rows of the next group of layers, and their places in its buffers."""
+        self.segments = self.segments or tuple(segments)
+        self.rows.append(rows)
 
     def append(
         self,
@@ -59,7 +63,7 @@ class KVViews:
     ) -> mx.array:
         """Apply ``transform`` to queries and keys, store keys and values; return the queries."""
         regions = self._layers[layer]
-        self._order.newest[layer], queries = self._rows[regions.group].append(
+        self._order.newest[layer], queries = self.rows[regions.group].append(
             self._order.newest[layer], regions, queries, keys, values, transform
         )
         return queries
@@ -68,7 +72,7 @@ class KVViews:
         """Return the attention of queries ``[T, query_heads, head_dim]``. Each row attends to its
         sequence's tokens, up to and including itself."""
         order, regions = self._order.newest[layer], self._layers[layer]
-        rows = self._rows[regions.group]
+        rows = self.rows[regions.group]
         split = self._decode_rows
         parts: list[mx.array] = []
         if split:
@@ -86,15 +90,15 @@ class KVViews:
     ) -> mx.array:
         """Advance the states of recurrent layer ``number`` by this step's rows; return the layer's
         output."""
-        assert self._states is not None, "the cache keeps no states"
+        assert self.states is not None, "the cache keeps no states"
         tokens = self._order.newest_states
-        tokens[number], output = self._states.recur(tokens[number], number, qkv, z, a, b, delta)
+        tokens[number], output = self.states.recur(tokens[number], number, qkv, z, a, b, delta)
         return output
 
     def step_end(self, results: list[mx.array]) -> list[mx.array]:
         """Return the arrays to evaluate for the results and for all appends of the step."""
         arrays = results + self._order.newest + self._order.newest_states
-        for rows in self._rows:
+        for rows in self.rows:
             arrays = rows.end(arrays)
         return arrays
 
@@ -107,7 +111,7 @@ class KVViews:
     def cancel(self) -> None:
         """Cancel a failed step. The step's appends must not run later, when memory may be gone."""
         self._order.restart()
-        for rows in self._rows:
+        for rows in self.rows:
             rows.cancel()
 
 

@@ -45,7 +45,7 @@ def region_of(views: KVViews, layer: int, kind: str, number: int) -> mx.array:
     """Return the keys or values of a segment's whole past, itself included: ``[start + count,
     kv_heads, head_dim]``, read through the page map after the appends of the step."""
     regions = views._layers[layer]
-    return views._rows[regions.group].region(views._order.newest[layer], regions, kind, number)
+    return views.rows[regions.group].region(views._order.newest[layer], regions, kind, number)
 
 
 def positions_of(views: KVViews) -> np.ndarray:

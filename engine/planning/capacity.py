@@ -20,7 +20,7 @@ from engine.planning.memory import (
 from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVLayout, dense_layout, grouped_layout, paged_layout
 from kvcache.memory_budget import BudgetError, MemoryDemand, slots_within, smallest_context
-from kvcache.state_cache import SLOTS_PER_SEQUENCE
+from kvcache.slot_pool import SLOTS_PER_SEQUENCE
 
 CHUNK_TOKENS = 256
 

@@ -16,7 +16,7 @@ from engine.step.sampler import SCORED_ROWS_AT_ONCE
 from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVFormat, KVShape
 from kvcache.memory_budget import MemoryDemand
-from kvcache.state_cache import SLOTS_PER_SEQUENCE
+from kvcache.slot_pool import SLOTS_PER_SEQUENCE
 
 KIB = 1024
 # The CPU's kernels pack this many outputs of a matrix in one panel (block of packed weights).

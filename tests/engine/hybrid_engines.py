@@ -14,7 +14,7 @@ from engine.step.runner import Model
 from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVFormat
 from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
-from kvcache.state_cache import SLOTS_PER_SEQUENCE
+from kvcache.slot_pool import SLOTS_PER_SEQUENCE
 from tests.engines import CONFIG, MACHINE
 
 VOCABULARY = 512

@@ -32,6 +32,7 @@ from kvcache.native_backends import NativeStates
 from tests.engine.hybrid_engines import VOCABULARY, hybrid_loop, load_hybrid
 from tests.engine.models.hybrids import Steps, write_hybrid
 from tests.engines import steps
+from tests.kvcache.managers import state_group
 
 MAX_LEN = 256
 STOP_TOKENS = frozenset(range(0, VOCABULARY, 24))
@@ -253,7 +254,6 @@ def compare_states(
     hybrid: Hybrid, heard: Heard, kv: KVCacheManager, requests: list[Request]
 ) -> Counter[str]:
     """Compares the states that are kept with those of one step over all tokens before them."""
-    assert kv._states is not None
     size, held = kv._layout.tokens_per_block, {}
     for request in requests:
         hashes = kv.block_hashes(PrefixSalt())
@@ -261,10 +261,10 @@ def compare_states(
         for number, digest in enumerate(hashes.digests, 1):
             held[digest] = (request, number * size)
     counts: Counter[str] = Counter()
-    for slot in kv._states.pool.slots:
-        if slot.prefix is None:
+    for slot in state_group(kv).pool.slots:
+        if slot.digest is None:
             continue
-        request, length = held[slot.prefix.digest]
+        request, length = held[slot.digest]
         tokens = [*request.prompt_ids, *heard.tokens(request.request_id)][:length]
         counts["states compared"] += 1
         counts[DIFFERENT] += differing(states_in(kv, slot.number), fresh_states(hybrid, tokens))
@@ -275,16 +275,14 @@ def fresh_states(hybrid: Hybrid, tokens: list[int]) -> bytes:
     """The states after these tokens, computed at once from the beginning."""
     reference = Steps(hybrid.checkpoint, hybrid.model, {1: MAX_LEN})
     reference.run([(1, 0, tokens)], None)
-    states = reference.kv._states
-    assert states is not None
-    newest = states._open[1].head
+    newest = state_group(reference.kv)._open[1].head
     assert newest is not None
     return states_in(reference.kv, newest.number)
 
 
 def states_in(kv: KVCacheManager, slot: int) -> bytes:
     """The matrices and rows of all layers in a slot."""
-    memory, layout = kv._state_memory, kv._layout.shape.slot
+    memory, layout = state_group(kv)._memory, kv._layout.shape.slot
     assert isinstance(memory, NativeStates)
     assert layout is not None
     parts = zip(layout.offsets, layout.states, strict=True)

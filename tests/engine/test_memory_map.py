@@ -33,9 +33,9 @@ def test_under_load_every_map_agrees_with_its_figures() -> None:
         assert one.stats.kv is not None
         map_adds_up(one.kv, one.stats.kv)
         assert [report["id"] for report in one.running] == sorted(
-            sequence.seq_id for sequence in one.kv.sequences
+            sequence.seq_id for sequence in one.kv.groups[0].sequences
         )
-    assert any(sequence.borrowed_blocks for one in found for sequence in one.kv.sequences)
+    assert any(sequence.borrowed_blocks for one in found for sequence in one.kv.groups[0].sequences)
     assert any(one.waiting for one in found)
     loop.close()
 

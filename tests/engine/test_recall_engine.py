@@ -15,7 +15,7 @@ from kvcache.backend import Segment
 from kvcache.layout import KVFormat, KVShape, KVSpec, paged_layout
 from kvcache.native_backends import PosixBackend
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop, run_dry, steps
-from tests.kvcache.managers import join, manager
+from tests.kvcache.managers import full_group, join, manager
 from tests.recall import RecallModel, WrongSlotError, recall, recall_many
 
 LAYERS = len(SHAPE.layers)
@@ -178,9 +178,9 @@ def test_recall_notices_a_slot_that_was_overwritten() -> None:
     loop.run_once()
     loop.run_once()
     kv = loop._kv
-    buffer = kv._open[1].parts[0].buffer.number
+    buffer = full_group(kv)._open[1].buffer.number
     wrong = mx.full((1, SHAPE.layers[0].kv_heads, SHAPE.layers[0].head_dim), 99.0)
-    rows = kv._first.backend.rows([Segment(buffer, 3, 1)])
+    rows = full_group(kv).backend.rows([Segment(buffer, 3, 1)])
     mx.eval(rows.append(mx.zeros((1,)), kv._layers[1], wrong, wrong, wrong, None))
     with pytest.raises(WrongSlotError, match="layer 1 keys slot 3"):
         loop.run_once()

@@ -16,7 +16,14 @@ from engine.types import (
     TokenEvent,
 )
 from kvcache.manager import KVCacheManager
-from tests.kvcache.managers import HEAP_BLOCKS, TOKENS, blocks_needed, complete_steps, small_manager
+from tests.kvcache.managers import (
+    HEAP_BLOCKS,
+    TOKENS,
+    blocks_needed,
+    complete_steps,
+    full_group,
+    small_manager,
+)
 from tests.kvcache.strict_memory import StrictMemory
 
 COMMON = list(range(1000, 1064))  # four blocks
@@ -60,7 +67,7 @@ class Engine:
 
     def check_that_the_next_does_not_fit(self) -> None:
         for sequence in self.scheduler._waiting[:1]:
-            assert self.kv._first.allocator.available_blocks < blocks_needed(self.kv, sequence)
+            assert full_group(self.kv).allocator.available_blocks < blocks_needed(self.kv, sequence)
 
     def run(self) -> None:
         while self.scheduler.num_running + self.scheduler.num_waiting:

@@ -5,9 +5,11 @@ from typing import Any
 
 from engine.step.sequence import Sequence as WaitingSequence
 from kvcache.backend import PageBackend, StateMemory
-from kvcache.block import BlockState
+from kvcache.block import Block, BlockState
 from kvcache.block_hashes import PrefixSalt
 from kvcache.config import CacheSettings
+from kvcache.groups.full import FullGroup
+from kvcache.groups.state import StateGroup
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
@@ -118,10 +120,27 @@ def blocks_needed(kv: KVCacheManager, waiting: WaitingSequence) -> int:
     will be one, but for those that others have mapped."""
     hashes = kv.block_hashes(waiting.request.salt)
     hashes.extend(waiting.token_ids, 0)
-    found = kv._match(hashes, 0)[0][0]
+    prefix = full_group(kv).prefixes.match(hashes, 0, hashes.shareable_blocks)
     tokens = min(waiting.num_tokens + 1, waiting.max_tokens - 1)
-    unused = sum(block.state is BlockState.CACHED for block in found)
-    return kv._layout.blocks_for(tokens) - len(found) + unused
+    unused = sum(block.state is BlockState.CACHED for block in prefix)
+    return kv._layout.blocks_for(tokens) - len(prefix) + unused
+
+
+def full_group(kv: KVCacheManager, number: int = 0) -> FullGroup:
+    group = kv._groups[number]
+    assert isinstance(group, FullGroup)
+    return group
+
+
+def state_group(kv: KVCacheManager) -> StateGroup:
+    group = kv._groups[-1]
+    assert isinstance(group, StateGroup)
+    return group
+
+
+def blocks_of(kv: KVCacheManager, seq_id: int) -> list[Block]:
+    """The blocks of an open sequence in the first group."""
+    return list(full_group(kv)._open[seq_id].blocks)
 
 
 def epochs_of(kv: KVCacheManager) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from kvcache.memory_map import KVMap
+from kvcache.memory_map import GroupMap, KVMap
 from kvcache.stats import KVStats
 
 
@@ -14,22 +14,25 @@ def expanded(runs: list[int]) -> list[int]:
 
 def map_adds_up(found: KVMap, stats: KVStats) -> None:
     """The map and the figures of the same moment say the same. Raises AssertionError."""
-    geometry, blocks = found.geometry, Counter("".join(found.heaps))
-    size = geometry["block_bytes"]
-    unmade = (geometry["max_heaps"] - len(found.heaps)) * geometry["blocks_per_heap"]
-    assert (blocks.total() + unmade) * size == stats.capacity_bytes
-    assert (blocks["f"] + blocks["d"] + unmade) * size == stats.free_bytes
-    assert blocks["d"] * size == stats.free_slack_bytes
-    assert blocks["c"] * size == stats.cached_bytes
-    assert (blocks["q"] + blocks["r"]) * size == stats.quarantined_bytes
+    sizes = Counter[str]()
+    for group in found.groups:
+        geometry = group.geometry
+        unmade = (geometry["max_heaps"] - len(group.heaps)) * geometry["blocks_per_heap"]
+        for letter in "".join(group.heaps) + unmade * "f":
+            sizes[letter] += geometry["block_bytes"]
+        assert len(group.sequences) == stats.num_sequences
+        _has_what_sequences_have(group)
+    assert sizes.total() == stats.capacity_bytes
+    assert sizes["f"] + sizes["d"] == stats.free_bytes
+    assert sizes["d"] == stats.free_slack_bytes
+    assert sizes["c"] == stats.cached_bytes
+    assert sizes["q"] + sizes["r"] == stats.quarantined_bytes
     held = stats.live_bytes + stats.partial_tail_bytes + stats.mapped_ahead_bytes
-    assert (blocks["o"] + blocks["s"]) * size == held
-    assert len(found.heaps) == stats.num_heaps
-    assert len(found.sequences) == stats.num_sequences
-    _has_what_sequences_have(found)
+    assert sizes["o"] + sizes["s"] == held
+    assert sum(len(group.heaps) for group in found.groups) == stats.num_heaps
 
 
-def _has_what_sequences_have(found: KVMap) -> None:
+def _has_what_sequences_have(found: GroupMap) -> None:
     """A block is counted once for each sequence that has it."""
     having = Counter(
         first + offset

@@ -9,6 +9,7 @@ from tests.kvcache.managers import (
     SHAPE,
     TOKENS,
     complete_steps,
+    full_group,
     grow,
     join,
     paged,
@@ -244,7 +245,7 @@ def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
     settle(kv, backend)
     kv.evict_prefixes()
     settle(kv, backend)
-    assert kv.stats().committed_bytes == kv._first.group.heap_bytes
+    assert kv.stats().committed_bytes == full_group(kv).group.heap_bytes
 
 
 def kept_heaps(heaps: int, prefix_heaps: int) -> KVCacheManager:

@@ -2,7 +2,7 @@ import json
 from array import array
 
 from kvcache.block import Block, BlockState
-from kvcache.memory_map import KVMap, MappedSequence, letter_of
+from kvcache.memory_map import GroupMap, MappedSequence, letter_of
 from tests.kvcache.managers import (
     BLOCK,
     HEAP_BLOCKS,
@@ -20,7 +20,7 @@ PROMPT = list(range(3 * TOKENS))
 
 def test_an_empty_pool_has_its_measures_and_no_blocks() -> None:
     kv, _ = small_manager(heaps=3)
-    found = kv.memory_map()
+    (found,) = kv.memory_map().groups
     assert found.geometry == {
         "block_bytes": BLOCK,
         "tokens_per_block": TOKENS,
@@ -31,7 +31,7 @@ def test_an_empty_pool_has_its_measures_and_no_blocks() -> None:
     }
     assert not found.heaps
     assert not found.sequences
-    map_adds_up(found, kv.stats())
+    map_adds_up(kv.memory_map(), kv.stats())
 
 
 def test_a_sequence_is_told_with_its_blocks_and_those_of_others() -> None:
@@ -40,7 +40,7 @@ def test_a_sequence_is_told_with_its_blocks_and_those_of_others() -> None:
     grow(kv, 7, 0, len(PROMPT), PROMPT)
     complete_steps(kv)
     assert join(kv, 9, PROMPT, final=50)
-    found = kv.memory_map()
+    (found,) = kv.memory_map().groups
     first, second = found.sequences
     assert (first.seq_id, first.sealed_blocks, first.borrowed_blocks) == (7, 3, 0)
     # With the one that is mapped ahead.
@@ -50,13 +50,13 @@ def test_a_sequence_is_told_with_its_blocks_and_those_of_others() -> None:
     assert second.runs == ((0, 2),)
     assert found.sharers[:3].tolist() == [2, 2, 1]
     assert found.heaps[0][:3] == "sss"
-    map_adds_up(found, kv.stats())
+    map_adds_up(kv.memory_map(), kv.stats())
     kv.close(7)
     kv.close(9)
-    assert "q" in kv.memory_map().heaps[0]
+    assert "q" in kv.memory_map().groups[0].heaps[0]
     map_adds_up(kv.memory_map(), kv.stats())
     settle(kv, backend)
-    assert "c" in kv.memory_map().heaps[0]
+    assert "c" in kv.memory_map().groups[0].heaps[0]
 
 
 def test_a_map_stays_as_it_was_when_the_pool_goes_on() -> None:
@@ -75,8 +75,8 @@ def sequence(number: int, *runs: tuple[int, int]) -> MappedSequence:
     return MappedSequence(number, runs, blocks, blocks, 0)
 
 
-def kv_map(sharers: list[int], sequences: list[MappedSequence]) -> KVMap:
-    return KVMap({"block_bytes": 4096}, (), array("H", sharers), tuple(sequences))
+def group_map(sharers: list[int], sequences: list[MappedSequence]) -> GroupMap:
+    return GroupMap({"block_bytes": 4096}, (), array("H", sharers), tuple(sequences))
 
 
 def test_every_state_has_its_letter() -> None:
@@ -86,13 +86,13 @@ def test_every_state_has_its_letter() -> None:
 
 def test_a_block_belongs_to_the_first_that_has_it_and_is_marked_as_shared() -> None:
     sequences = [sequence(70, (0, 2), (5, 3)), sequence(80, (0, 3), (6, 2))]
-    found = kv_map([2, 2, 1, 0, 0, 1, 3, 3], sequences)
+    found = group_map([2, 2, 1, 0, 0, 1, 3, 3], sequences)
     assert expanded(found.owner_runs()) == [0, 0, 1, -1, -1, 0, 0, 0]
     assert found.sharer_runs() == [0, 2, 2, 4, 2, 3]
 
 
 def test_a_pool_without_heaps_has_no_runs() -> None:
-    found = kv_map([], [])
+    found = group_map([], [])
     assert not [*found.owner_runs(), *found.sharer_runs()]
 
 
@@ -101,5 +101,5 @@ def test_a_map_of_100_000_blocks_in_pieces_of_eight_is_small_on_the_wire() -> No
     runs: list[list[tuple[int, int]]] = [[] for _ in range(256)]
     for first in range(0, len(sharers), 8):
         runs[first // 8 * 7 % 256].append((first, 8))
-    found = kv_map(sharers, [sequence(10_000 + n, *mine) for n, mine in enumerate(runs)])
+    found = group_map(sharers, [sequence(10_000 + n, *mine) for n, mine in enumerate(runs)])
     assert 50_000 < len(json.dumps(found.as_json(), separators=(",", ":"))) < 200_000

@@ -9,7 +9,16 @@ from kvcache.backend import Releases
 from kvcache.block_hashes import PrefixSalt
 from kvcache.manager import KVCacheManager
 from kvcache.prefix_index import MissReason
-from tests.kvcache.managers import BLOCK, TOKENS, complete_steps, grow, join, settle, small_manager
+from tests.kvcache.managers import (
+    BLOCK,
+    TOKENS,
+    blocks_of,
+    complete_steps,
+    grow,
+    join,
+    settle,
+    small_manager,
+)
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
 
@@ -23,10 +32,6 @@ def write(
     assert join(kv, seq_id, ids, salt=salt)
     start = kv.attach_cached(seq_id)
     kv.step_completed(grow(kv, seq_id, start, len(ids) - start, ids))
-
-
-def blocks_of(kv: KVCacheManager, seq_id: int) -> list[object]:
-    return list(kv._open[seq_id].parts[0].buffer.table.blocks)
 
 
 def test_a_sealed_block_is_shared_while_its_writer_runs() -> None:
@@ -257,7 +262,7 @@ def test_a_sequence_whose_blocks_cannot_be_found_has_no_pending_prefix() -> None
     kv.close(1, keep_prefix=False)
     kv.add_pending_prefix(2)
     kv.check_invariants()
-    assert not kv._first.prefixes._pending_owners
+    assert not kv._pending
 
 
 def test_nobody_waits_for_one_that_must_compute_what_others_may_have() -> None:
@@ -394,9 +399,7 @@ def test_the_last_owner_of_a_pending_prefix_is_waited_for() -> None:
         kv.add_pending_prefix(seq)
     assert kv.pending_owner(1) == 2
     kv.close(1)
-    assert kv._first.prefixes._pending_owners, (
-        "whoever was overtaken leaves a later owner's entries alone"
-    )
+    assert kv._pending, "whoever was overtaken leaves a later owner's entries alone"
 
 
 # --- forks ---------------------------------------------------------------------------------------
@@ -586,7 +589,7 @@ def test_the_heap_that_the_system_refuses_ahead_of_need_is_asked_for_again() -> 
 
 
 def test_prefixes_are_dropped_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcache.manager.BLOCKS_EVICTED_AT_ONCE", 2)
+    monkeypatch.setattr("kvcache.groups.full.BLOCKS_EVICTED_AT_ONCE", 2)
     kv, backend = small_manager()
     write(kv, 1, IDS[:48])
     kv.close(1)

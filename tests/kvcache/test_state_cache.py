@@ -8,17 +8,17 @@ import mlx.core as mx
 import pytest
 
 from kvcache import block_hashes
-from kvcache.block import Retention
 from kvcache.block_hashes import PrefixSalt
 from kvcache.config import CacheSettings
+from kvcache.groups.state import WAYPOINT_TOKENS
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import SealedSlot
 from kvcache.prefix_index import MissReason
-from kvcache.slot_pool import SlotPool, StateSegment
-from kvcache.state_cache import WAYPOINT_TOKENS, PromptBoundaries
+from kvcache.sequences import PromptBoundaries
+from kvcache.slot_pool import Retention, SlotPool
 from kvcache.views import KVViews, OrderingHandles
-from tests.kvcache.managers import TOKENS, paged, settle
+from tests.kvcache.managers import TOKENS, paged, settle, state_group
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import STATES, StrictStates
 
@@ -55,8 +55,7 @@ class Stage:
 
     @property
     def pool(self) -> SlotPool:
-        assert self.kv._states is not None
-        return self.kv._states.pool
+        return state_group(self.kv).pool
 
     def open(self, ids: list[int], *, system: int = 0, turns: tuple[int, int] = (0, 0)) -> int:
         """Opens a sequence; its number."""
@@ -79,7 +78,7 @@ class Stage:
         start = self.kv._open[seq_id].next_start
         assert self.kv.reserve(seq_id, stop)
         views = self.kv.views([(seq_id, start, stop - start)])
-        segments: Any = views._states
+        segments: Any = views.states
 
         def after(rows: int) -> int:
             return hash(tuple(ids[: start + rows])) if start + rows else 0
@@ -147,7 +146,7 @@ def test_prompts_go_on_exactly_where_a_state_is_kept() -> None:
             del talk[len(SYSTEM) + rng.randint(0, 2 * TOKENS) :]
             talk.append(rng.randrange(100))
         settle(stage.kv, stage.memory)
-        states = {slot.prefix.digest for slot in stage.pool.slots if slot.prefix is not None}
+        states = {slot.digest for slot in stage.pool.slots}
         hashes = stage.kv.block_hashes(PrefixSalt())
         hashes.extend(talk, 0)
         kept = [n for n, its in enumerate(hashes.digests, 1) if its in states]
@@ -320,8 +319,7 @@ def test_a_waypoint_is_not_written_where_something_better_would_have_to_go() -> 
         stage.live([number] * TOKENS)
     long = list(range(WAYPOINT_TOKENS + 2 * TOKENS + 1))
     stage.live(long)
-    assert stage.kv._states is not None
-    assert stage.kv._states.pool.num_evicted == 2, "the last boundary, and the end"
+    assert stage.pool.num_evicted == 2, "the last boundary, and the end"
     assert stage.live([*long[: WAYPOINT_TOKENS + 8], 9]) == 0
 
 
@@ -336,8 +334,7 @@ def test_where_slots_are_few_a_step_waits_for_the_one_before_it_and_evicts_nothi
     stage.kv.commit(seq_id, ids[TOKENS + 3 : 2 * TOKENS])
     stage.done(stage.kv._issued_epoch)
     assert stage.kv.reserve(seq_id, 2 * TOKENS + 1)
-    assert stage.kv._states is not None
-    assert stage.kv._states.pool.num_evicted == 0
+    assert stage.pool.num_evicted == 0
 
 
 def test_a_dropped_step_counts_for_nothing() -> None:
@@ -453,10 +450,10 @@ def test_a_layers_states_are_advanced_in_the_order_of_its_tokens() -> None:
             return token + 1, inputs[0]
 
     tokens = OrderingHandles(0, num_states=2)
-    segments: Any = [StateSegment(1, None, ((1, 0),))]
     delta: Any = None
     rows: Any = Rows()
-    views = KVViews([], tokens, [], segments, 1, rows)
+    views = KVViews([], tokens, [1], 1)
+    views.states = rows
     x = mx.zeros((1, 4))
     for number in (0, 1, 0):
         assert views.recur(number, x, x, x, x, delta) is x

@@ -10,7 +10,7 @@ from kvcache.manager import KVCacheManager
 from kvcache.native_backends import PosixBackend
 from kvcache.views import layer_regions
 from tests.kvcache import managers
-from tests.kvcache.managers import join
+from tests.kvcache.managers import full_group, join
 from tests.recall import region_of
 
 SHAPE = KVShape.uniform(2, KVSpec(2, 32, KVFormat.FLOAT32))
@@ -143,7 +143,7 @@ def test_evaluating_the_end_of_a_step_runs_every_append() -> None:
         keys, values = mx.full((4, 2, 32), 7.0), mx.full((4, 2, 32), 8.0)
         views.append(layer, keys, keys, values, None)
     mx.eval(views.step_end([]))
-    rows = kv._first.backend.rows(views.segments)
+    rows = full_group(kv).backend.rows(views.segments)
     for regions in kv._layers:
         # By a token that has seen nothing of the step.
         values = rows.region(mx.zeros((1,)), regions, "values", 0)

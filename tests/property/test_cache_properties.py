@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvcache.backend import Releases
 from kvcache.block import BlockState
 from kvcache.block_hashes import PrefixSalt
-from tests.kvcache.managers import SHAPE, TOKENS, epochs_of, manager, paged, two_groups
+from tests.kvcache.managers import SHAPE, TOKENS, epochs_of, full_group, manager, paged, two_groups
 from tests.kvcache.maps import map_adds_up
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import Manners, StrictMemory
@@ -144,8 +144,9 @@ class CacheMachine(RuleBasedStateMachine):
             ids = self.tokens[seq]
             ids += [data.draw(st.integers(0, 2))] * (start + count - len(ids))
             written = array("Q", ids[start : start + count])
-            for backend, part in zip(self.backends, self.kv._open[seq].parts, strict=True):
-                backend.write(part.buffer.number, start, written, epoch, owner=None)
+            for number, backend in enumerate(self.backends):
+                buffer = full_group(self.kv, number)._open[seq].buffer.number
+                backend.write(buffer, start, written, epoch, owner=None)
             self.kv.commit(seq, ids[start : start + count])
             self.computed[seq] += count
 
@@ -188,8 +189,9 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def every_sequence_reads_its_own_tokens(self) -> None:
         for seq, computed in getattr(self, "computed", {}).items():
-            for backend, part in zip(self.backends, self.kv._open[seq].parts, strict=True):
-                read = b"".join(held for _, held in backend.read(part.buffer.number, computed))
+            for number, backend in enumerate(self.backends):
+                buffer = full_group(self.kv, number)._open[seq].buffer.number
+                read = b"".join(held for _, held in backend.read(buffer, computed))
                 assert [*array("Q", read)] == self.tokens[seq][:computed]
 
     def teardown(self) -> None:
@@ -210,7 +212,8 @@ class CacheMachine(RuleBasedStateMachine):
         stats = self.kv.stats()
         assert all(backend.mapped == {} for backend in self.backends)
         assert stats.free_bytes == stats.capacity_bytes
-        assert all(its.pool.count(BlockState.RELEASING) == 0 for its in self.kv._groups)
+        pools = [full_group(self.kv, number).pool for number in range(len(self.backends))]
+        assert all(pool.count(BlockState.RELEASING) == 0 for pool in pools)
         if self.backends[0].releases is not Releases.NOTHING:
             assert stats.committed_bytes <= self.layout.heap_bytes
 

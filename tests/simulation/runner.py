@@ -32,6 +32,7 @@ from engine.types import PrefixSalt
 from kvcache.manager import KVCacheManager
 from kvcache.slot_pool import StateSegment
 from tests.kvcache.blocks import SLOT_BYTES, Block, MistakeError
+from tests.kvcache.managers import state_group
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import StrictStates
 from tests.simulation.faults import DeviceFaults, SimulationError
@@ -252,10 +253,10 @@ class SlotRunner:
         step = _Step(views.epoch, self._ticks + lag, [])
         self._running.append(step)
         fails_at = self.faults.place_of_failure(len(plan.entries))
-        by_group: Any = views._rows
+        by_group: Any = views.rows
         buffers = [tuple(s.buffer for s in of_entry) for of_entry in zip(*by_group, strict=True)]
         try:
-            computed = self._compute_all(plan, buffers, step, fails_at, views._states)
+            computed = self._compute_all(plan, buffers, step, fails_at, views.states)
         except InjectedFaultError:
             self.has_ended(views.epoch)
             raise
@@ -303,10 +304,10 @@ class SlotRunner:
     def goes_on_from(self, entry: PlanEntry) -> int:
         """Return the token from which a dropped entry's sequence is computed again: one with states
         goes back to its last boundary."""
-        states = self.kv._states
-        if states is None:
+        layout = self.kv._layout
+        if not layout.shape.states:
             return entry.start
-        return states._open[entry.seq_id].base_block * self.kv._layout.tokens_per_block
+        return state_group(self.kv)._open[entry.seq_id].base_block * layout.tokens_per_block
 
     def release_cache(self) -> None:
         """It keeps none."""

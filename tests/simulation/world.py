@@ -14,7 +14,7 @@ from engine.types import (
     SamplingParams,
 )
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
-from kvcache.state_cache import SLOTS_PER_SEQUENCE
+from kvcache.slot_pool import SLOTS_PER_SEQUENCE
 from tests.kvcache.strict_memory import Manners
 from tests.kvcache.strict_states import STATES
 from tests.simulation.recall import ruled

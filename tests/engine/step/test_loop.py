@@ -37,7 +37,7 @@ from tests.engines import (
     steps,
     use_clock,
 )
-from tests.kvcache.managers import epochs_of
+from tests.kvcache.managers import epochs_of, full_group
 from tests.recall import RecallModel, recall_many
 from tests.simulation.runner import Clock
 
@@ -423,7 +423,7 @@ def test_fault_25_when_it_is_over_all_come_in_together_again() -> None:
     loop.mailbox.put(SetMemoryPressure(0))
     loop.run_once()
     assert (loop._scheduler.num_running, loop._scheduler.num_waiting) == (4, 0)
-    assert loop._kv._first.allocator.keeps_slack
+    assert full_group(loop._kv).allocator.keeps_slack
 
 
 # --- after deaths of earlier processes --------------------------------------------------------

@@ -170,7 +170,9 @@ def views_of(spec: ModelSpec, lengths: Sequence[int]) -> Iterator[KVViews]:
         begun = [StateSegment(1, None, ((1, number),)) for number in range(sequences)]
         assert all(map(slots.commit, range(sequences)))
         states = slots.rows(begun, rows)
-    views = KVViews(layer_regions(layout), kept, [rows], segments, 1, states)
+    views = KVViews(layer_regions(layout), kept, [segment.count for segment in segments], 1)
+    views.add(rows, segments)
+    views.states = states
     yield views
     views.cancel()
     assert backend.shut_down()

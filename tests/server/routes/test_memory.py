@@ -13,6 +13,7 @@ import pytest
 from engine.client import EngineClient
 from engine.memory_map import KVMap, MemoryMap
 from engine.types import EngineDeadError, EngineStats
+from kvcache.memory_map import GroupMap
 from server.config import Config
 from server.routes.memory import MAX_AGE_S, MemoryMapCache
 from server.text.tokenizer import Tokenizer
@@ -223,7 +224,7 @@ class AskedClient:
         return await self.questions[-1]
 
     def answer(self, steps: int) -> None:
-        kv = KVMap({}, (), array("H"), ())
+        kv = KVMap([GroupMap({}, (), array("H"), ())])
         self.questions[-1].set_result(MemoryMap(EngineStats(steps=steps), kv, (), ()))
 
 

@@ -12,50 +12,42 @@ when the step's results have been read. The old base is freed, or sealed for oth
 step is dropped, the working slot is lost, and less than a block of tokens is computed again."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from kvcache.block import Block, Retention, Slot
+from kvcache.backend import StateMemory
 from kvcache.block_hashes import BlockHashes
-from kvcache.prefix_index import MissReason, PrefixIndex
+from kvcache.groups.base import KVGroup, StepPlan
+from kvcache.layout import SlotLayout
+from kvcache.memory_map import KVMap, map_slots
+from kvcache.prefix_index import MissReason
 from kvcache.sequences import CachedSequence
-from kvcache.slot_pool import SlotPool, StateSegment
+from kvcache.slot_pool import (
+    ENDS_PER_CONVERSATION,
+    SLOTS_PER_CONVERSATION,
+    SLOTS_PER_SEQUENCE,
+    Retention,
+    Slot,
+    SlotPool,
+    StateSegment,
+)
+from kvcache.stats import KVStats
+from kvcache.views import KVViews
 
-# The most slots of one sequence: one for the last block boundary, one for the next, one working.
-SLOTS_PER_SEQUENCE = 3
 # In long prompts, the states are kept at each multiple of this number of tokens.
 WAYPOINT_TOKENS = 4096
-# The states after this many newest turns of a conversation are kept longer than waypoints.
-ENDS_PER_CONVERSATION = 2
-# The number of slots that a conversation keeps longer than waypoints: after the newest turns, the
-# system prompt and the newest user message.
-SLOTS_PER_CONVERSATION = 2 + ENDS_PER_CONVERSATION
 
 
-class PromptBoundaries(NamedTuple):
-    """Positions in a prompt, in tokens, after which other prompts may differ. 0 means unknown."""
-
-    user_end: int = 0
-    """The end of the newest user message. Later prompts may drop the reasoning after it."""
-    messages_end: int = 0
-    """The end of the last message, before the tokens that make the model answer."""
-
-
-NO_BOUNDARIES = PromptBoundaries()
-
-
-def planned_checkpoints(
-    hashes: BlockHashes, system_tokens: int, boundaries: PromptBoundaries
-) -> dict[int, Retention]:
-    """Return block boundaries, as numbers of leading blocks, with the reasons for keeping states
-    there. Each is the last boundary before the end of the prompt, of the system prompt, or of a
-    part that ``boundaries`` names."""
+def planned_checkpoints(sequence: CachedSequence) -> dict[int, Retention]:
+    """Return the positions at which to keep states, with the reasons. Each is the last block
+    boundary before the end of the prompt, of the system prompt, or of a part that the sequence's
+    ``boundaries`` name."""
+    hashes, boundaries = sequence.block_hashes, sequence.boundaries
     positions = (
         (hashes.num_tokens - 1, Retention.WAYPOINT),
         (boundaries.messages_end, Retention.END),
         (boundaries.user_end, Retention.USER),
-        (system_tokens, Retention.SYSTEM),
+        (sequence.system_tokens, Retention.SYSTEM),
     )
     checkpoints = {tokens // hashes.tokens_per_block: retention for tokens, retention in positions}
     checkpoints.pop(0, None)
@@ -102,15 +94,24 @@ class _Sealing:
     retention: Retention
 
 
-class StateCache:
-    """The state slots of all sequences. Only the engine thread may call methods."""
+class StateGroup(KVGroup):
+    """The recurrent layers: their state slots of all sequences."""
 
-    def __init__(self, pool: SlotPool, index: PrefixIndex, tokens_per_block: int) -> None:
-        self.pool = pool
-        self._index = index
+    def __init__(
+        self,
+        layout: SlotLayout,
+        memory: StateMemory,
+        tokens_per_block: int,
+        is_cached: Callable[[bytes], bool],
+    ) -> None:
+        """``is_cached`` returns True if K and V are cached up to the end of the block with this
+        hash."""
+        self._layout = layout
+        self._memory = memory
         self._size = tokens_per_block
+        self._is_cached = is_cached
+        self.pool = SlotPool(memory.num_slots, memory.commit)
         self._waypoint_blocks = max(1, WAYPOINT_TOKENS // tokens_per_block)
-        index.slots = pool
         self._open: dict[int, SequenceStates] = {}
         self._sealing: deque[_Sealing] = deque()
 
@@ -118,66 +119,56 @@ class StateCache:
     def recovering(self) -> bool:
         return bool(self._sealing) or self.pool.recovering
 
-    @property
-    def has_room(self) -> bool:
+    # --- opening sequences ------------------------------------------------------------------------
+
+    def match(self, hashes: BlockHashes, start: int, at_most: int) -> int:
+        kept = (n for n in range(at_most, start, -1) if self.pool.find(hashes.digests[n - 1]))
+        return next(kept, start)
+
+    def has_room(self, hashes: BlockHashes, num_tokens: int) -> bool:
         return SLOTS_PER_SEQUENCE * (len(self._open) + 1) <= len(self.pool.slots)
 
-    @staticmethod
-    def last_with_state(blocks: Sequence[Block]) -> int:
-        """Return the largest number of leading blocks after which states are kept, or 0."""
-        for number in range(len(blocks), 0, -1):
-            prefix = blocks[number - 1].prefix
-            if prefix is not None and prefix.slot is not None:
-                return number
-        return 0
+    def open(self, sequence: CachedSequence, position: int, wanted: int, *, alone: bool) -> bool:
+        checkpoints = planned_checkpoints(sequence)
+        if wanted > position:
+            checkpoints = {wanted: Retention.END} | checkpoints
+        self._open[sequence.seq_id] = SequenceStates(sequence, checkpoints)
+        return self.attach(sequence.seq_id, position)
 
-    def explain(self, sequence: CachedSequence) -> MissReason | None:
-        """Return the reason if missing states keep a sequence from sharing blocks, else None."""
-        hashes, reason = sequence.block_hashes, None
-        for number in range(sequence.sealed_blocks, hashes.shareable_blocks):
-            block = self._index.find(hashes, number)
-            if block is None:
-                break
-            if block.found_by.slot is not None:
-                return None
-            if hashes.digests[number] in self.pool.evicted:
-                reason = MissReason.STATE_EVICTED
-            reason = reason or MissReason.NO_STATE
-        return reason
-
-    def open(
-        self, seq_id: int, sequence: CachedSequence, checkpoints: dict[int, Retention], cached: int
-    ) -> None:
-        """Begin with the states after the shared blocks. ``checkpoints`` comes from
-        planned_checkpoints. ``cached`` is the number of leading blocks with cached K and V. If no
-        states are cached after these blocks, the sequence keeps them for later prompts."""
-        if cached > len(sequence.buffer.table):
-            checkpoints = {cached: Retention.END} | checkpoints
-        self._open[seq_id] = SequenceStates(sequence, checkpoints)
-        self.go_on(seq_id)
-
-    def checkpoints(self, seq_id: int) -> dict[int, Retention]:
-        return self._open[seq_id].checkpoints
-
-    def go_on(self, seq_id: int) -> None:
-        """Continue from the cached states after the last block that the sequence shares."""
+    def attach(self, seq_id: int, position: int, parent_id: int | None = None) -> bool:
         states = self._open[seq_id]
-        blocks = states.sequence.buffer.table.blocks
-        if len(blocks) == states.base_block:
-            return
+        if position == states.base_block:
+            return True
         assert not states.steps, "a step would go on from another state"
-        slot = blocks[-1].found_by.slot
+        hashes = states.sequence.block_hashes
+        slot = self.pool.find(hashes.digests[position - 1])
         assert slot is not None, "no state is cached here"
         self.pool.hold(slot)
         self._drop_working(states)
         if states.base is not None:
             self.pool.let_go(states.base)
         states.base = states.head = slot
-        states.base_block = states.kept_block = len(blocks)
+        states.base_block = states.kept_block = position
         if slot.retention is Retention.USER:
             self.pool.leave(slot)
-        slot.retention = max(slot.retention, states.checkpoints.get(len(blocks), slot.retention))
-        self.pool.use(self._chain(states.sequence.block_hashes, len(blocks)))
+        slot.retention = max(slot.retention, states.checkpoints.get(position, slot.retention))
+        self.pool.use(self._chain(hashes, position))
+        return True
+
+    def positions_to_share(self, seq_id: int) -> Collection[int]:
+        return self._open[seq_id].checkpoints
+
+    def explain(self, seq_id: int, cached_tokens: int) -> tuple[int, MissReason | None]:
+        states, reason = self._open[seq_id], None
+        hashes = states.sequence.block_hashes
+        cached = min(cached_tokens // self._size, hashes.shareable_blocks)
+        for digest in hashes.digests[states.base_block : cached]:
+            if self.pool.find(digest):
+                return cached_tokens, None
+            if digest in self.pool.evicted:
+                reason = MissReason.STATE_EVICTED
+            reason = reason or MissReason.NO_STATE
+        return cached_tokens, reason
 
     # --- running steps ----------------------------------------------------------------------------
 
@@ -209,10 +200,10 @@ class StateCache:
             return int(crosses and stays_within)
         return int(crosses) + int(stays_within)
 
-    def schedule(self, plan: Iterable[tuple[int, int, int]], epoch: int) -> list[StateSegment]:
-        """Return the slots of a step's sequences. ``plan`` has ``(seq_id, start, count)`` of
-        each."""
-        return [self._schedule(seq_id, start, count, epoch) for seq_id, start, count in plan]
+    def schedule(self, plan: StepPlan, epoch: int, views: KVViews) -> None:
+        # This may allocate slots, whose memory must be there before the rows are made.
+        slots = [self._schedule(seq_id, start, count, epoch) for seq_id, start, count in plan]
+        views.states = self._memory.rows(slots, views.rows[0])
 
     def _schedule(self, seq_id: int, start: int, count: int, epoch: int) -> StateSegment:
         states, end = self._open[seq_id], start + count
@@ -282,7 +273,7 @@ class StateCache:
         held = sum(max(SLOTS_PER_SEQUENCE, len(states.held)) for states in self._open.values())
         return held + len(self._sealing) < len(self.pool.slots)
 
-    def commit(self, seq_id: int, epoch: int) -> None:
+    def commit(self, seq_id: int, start: int, end: int, epoch: int) -> None:
         """Note that the oldest step's results were read. The step's last slot becomes the base."""
         states = self._open[seq_id]
         for block, slot in states.steps.popleft():
@@ -302,7 +293,7 @@ class StateCache:
     # --- dropping steps and closing sequences -----------------------------------------------------
 
     def cancel_steps(self, seq_id: int) -> int:
-        """Drop all planned steps and return to the base. Return the base's position in tokens."""
+        """Drop all planned steps and return to the base."""
         states = self._open[seq_id]
         for step in states.steps:
             for _, slot in step:
@@ -319,7 +310,7 @@ class StateCache:
         for slot in states.spare:
             self.pool.let_go(slot)
         if states.base is not None:
-            if states.base.prefix is None:
+            if states.base.digest is None:
                 self._seal_later(states, Retention.END, epoch)
             elif states.sequence.keeps_prefix:
                 states.base.retention = max(states.base.retention, Retention.END)
@@ -331,25 +322,24 @@ class StateCache:
             self.pool.let_go(states.working)
             states.working = None
 
-    def advance(self, completed_epoch: int) -> None:
+    def step_completed(self, epoch: int, *, is_quiet: bool) -> None:
         """Seal the slots of completed steps. The blocks before these slots are sealed already."""
-        while self._sealing and self._sealing[0].epoch <= completed_epoch:
+        while self._sealing and self._sealing[0].epoch <= epoch:
             item = self._sealing.popleft()
             self._seal(item)
             self.pool.let_go(item.slot)
-        self.pool.advance(completed_epoch)
+        self.pool.advance(epoch)
 
     def _seal(self, item: _Sealing) -> None:
-        """Seal a slot if its block is in the index and has no slot yet."""
+        """Seal a slot, if the K and V before it are cached and no slot has been sealed there."""
         hashes = item.sequence.block_hashes
-        block = self._index.find(hashes, item.block - 1)
-        if not item.sequence.keeps_prefix or block is None:
+        digest = hashes.digests[item.block - 1]
+        if not item.sequence.keeps_prefix or not self._is_cached(digest):
             return
-        prefix = block.found_by
-        if prefix.slot is not None:
-            prefix.slot.retention = max(prefix.slot.retention, item.retention)
+        if (sealed := self.pool.find(digest)) is not None:
+            sealed.retention = max(sealed.retention, item.retention)
             return
-        self.pool.seal(item.slot, prefix, item.retention, item.block * self._size)
+        self.pool.seal(item.slot, digest, item.retention, item.block * self._size)
         chain = self._chain(hashes, item.block)
         self.pool.use(chain)
         before = [
@@ -360,24 +350,41 @@ class StateCache:
             for older in [slot for slot in chain if slot.retention is kind][:-limit]:
                 older.retention = Retention.WAYPOINT
 
-    def _chain(self, hashes: BlockHashes, blocks: int) -> list[Slot]:
-        """Return the slots after a sequence's first ``blocks`` blocks, in order."""
-        chain = []
-        for number in range(blocks):
-            block = self._index.find(hashes, number)
-            assert block is not None, "a block is found, and one before it is not"
-            if block.found_by.slot is not None:
-                chain.append(block.found_by.slot)
-        return chain
+    def _chain(self, hashes: BlockHashes, position: int) -> list[Slot]:
+        """Return the sealed slots of a sequence's first ``position`` blocks, in order."""
+        slots = map(self.pool.find, hashes.digests[:position])
+        return [slot for slot in slots if slot is not None]
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    def forget(self, digest: bytes, evicted: bool) -> None:
+        """Forget the states after a block whose K and V are not cached any more. ``evicted`` is
+        False if the contents of the block may be wrong."""
+        if (slot := self.pool.find(digest)) is not None:
+            self.pool.forget(slot, evicted=evicted)
+
+    def evict(self) -> None:
+        self.pool.evict()
+
+    def release_idle(self) -> None:
+        self._memory.release([slot.number for slot in self.pool.clean()])
+
+    def stats(self) -> KVStats:
+        committed = self._memory.committed_bytes([slot.number for slot in self.pool.dirty_slots])
+        slots = self.pool.stats(self._layout.slot_bytes, committed)
+        return KVStats(committed_bytes=committed, slots=slots)
+
+    def add_to(self, kv_map: KVMap) -> None:
+        kv_map.slots += map_slots(self.pool.slots)
 
     def check_invariants(self) -> None:
         holders = [slot for states in self._open.values() for slot in states.held]
         self.pool.check_invariants([*holders, *(item.slot for item in self._sealing)])
         assert SLOTS_PER_SEQUENCE * len(self._open) <= len(self.pool.slots), "too few slots"
         for slot in self.pool.slots:
-            assert slot.prefix is None or self._index.has(slot.prefix), f"{slot} is found nowhere"
+            assert slot.digest is None or self._is_cached(slot.digest), f"{slot} is found nowhere"
         for states in self._open.values():
             written = [] if states.working is None else [states.working]
             for slot in (*written, *states.spare):
                 assert slot.holders == 1, f"{slot} is written by several"
-                assert slot.prefix is None, f"{slot} is sealed and written"
+                assert slot.digest is None, f"{slot} is sealed and written"

@@ -1,0 +1,34 @@
+"""What the layers of a model keep: one kind of memory per file, behind the verbs of base.py."""
+
+from collections.abc import Sequence
+
+from kvcache.backend import PageBackend, StateMemory
+from kvcache.groups.base import KVGroup
+from kvcache.groups.full import FullGroup
+from kvcache.groups.state import StateGroup
+from kvcache.layout import KVLayout
+from kvcache.memory_budget import CacheLimits
+from kvcache.pending_prefixes import PendingPrefixes
+
+
+def make_groups(
+    layout: KVLayout,
+    backends: Sequence[PageBackend],
+    limits: CacheLimits,
+    states: StateMemory | None,
+    pending: PendingPrefixes,
+) -> list[KVGroup]:
+    """Return the groups of a model. Pass one backend per group of ``layout``. ``states`` is memory
+    for recurrent states, or None if the model has no recurrent layers."""
+    max_heaps = limits.budget_bytes // layout.heap_bytes
+    full = [
+        FullGroup(group, backend, limits, max_heaps, pending)
+        for group, backend in zip(layout.groups, backends, strict=True)
+    ]
+    slot = layout.shape.slot
+    if states is None or slot is None:
+        return [*full]
+    index = full[0].prefixes.index
+    group = StateGroup(slot, states, layout.tokens_per_block, index.__contains__)
+    index.on_removal = group.forget
+    return [*full, group]

@@ -1,0 +1,154 @@
+"""The verbs of a group: the layers of a model that keep memory of one kind and one shape.
+
+KVCacheManager knows groups by these verbs only. A position is a number of leading blocks, unless
+its name ends with ``tokens``."""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+
+from kvcache.block_hashes import BlockHashes
+from kvcache.memory_map import KVMap
+from kvcache.prefix_index import MissReason
+from kvcache.sequences import CachedSequence
+from kvcache.stats import KVStats
+from kvcache.views import KVViews
+
+# ``(seq_id, start, count)`` of each sequence of a step: it computes tokens [start, start + count).
+StepPlan = Sequence[tuple[int, int, int]]
+
+
+class KVGroup(ABC):
+    """The memory that one group of layers keeps of all sequences. The methods that are not abstract
+    are those of a group that keeps no rows of tokens, and so maps nothing while it serves."""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The most tokens of a sequence that fit."""
+        return sys.maxsize
+
+    @property
+    def wants_mapping_point(self) -> bool:
+        """True if memory was refused only because mappings may not change while a step runs."""
+        return False
+
+    # --- opening sequences ------------------------------------------------------------------------
+
+    @abstractmethod
+    def match(self, hashes: BlockHashes, start: int, at_most: int) -> int:
+        """Return the greatest position up to ``at_most`` at which a sequence can begin, or
+        ``start`` if there is none after it. The sequence has all blocks before ``start``."""
+
+    @abstractmethod
+    def has_room(self, hashes: BlockHashes, num_tokens: int) -> bool:
+        """Return False if a sequence of ``num_tokens`` tokens cannot be opened, whatever it may
+        share."""
+
+    @abstractmethod
+    def open(self, sequence: CachedSequence, position: int, wanted: int, *, alone: bool) -> bool:
+        """Open a sequence that begins at ``position``. Return False and change nothing if memory is
+        short now. ``wanted`` is the greatest position at which any group could begin. ``alone``
+        means that no other sequence is open."""
+
+    def can_attach(self, seq_id: int) -> bool:
+        """Return True if the sequence may go on from what other sequences have sealed."""
+        return True
+
+    @abstractmethod
+    def attach(self, seq_id: int, position: int, parent_id: int | None = None) -> bool:
+        """Go on at ``position``, with what other sequences have sealed up to there, or with what
+        the parent has. Return False and change nothing if the system refuses."""
+
+    def can_fork(self, seq_id: int, child_id: int, position: int) -> bool:
+        """Return True if the child may share the parent's first ``position`` blocks."""
+        return False
+
+    def copy_block(  # noqa: B027  # never called where nothing can be forked
+        self, seq_id: int, child_id: int, block: int, tokens: int
+    ) -> None:
+        """Copy the first ``tokens`` tokens of a block of the parent to the child's block."""
+
+    def truncate(self, seq_id: int, position: int) -> None:  # noqa: B027  # nothing is mapped
+        """Let go of all shared blocks from ``position`` on. No step has used them."""
+
+    @abstractmethod
+    def positions_to_share(self, seq_id: int) -> Collection[int]:
+        """Return the positions at which others can begin once the sequence has computed its
+        prompt."""
+
+    @abstractmethod
+    def explain(self, seq_id: int, cached_tokens: int) -> tuple[int, MissReason | None]:
+        """Return two things: how many of a prompt's first ``cached_tokens`` tokens this group has,
+        and the reason that the sequence cannot share all of these, or None if it can."""
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+        """Get memory for tokens [0, num_tokens). Return False if memory is short or if mappings may
+        not change now."""
+
+    def take_waits(self) -> bool:
+        """Return True if a mapping was waited for since the last call."""
+        return False
+
+    def top_up(self, plan: StepPlan) -> None:  # noqa: B027  # nothing is mapped
+        """While no step runs, map what the plan's sequences will need soon."""
+
+    @abstractmethod
+    def schedule(self, plan: StepPlan, epoch: int, views: KVViews) -> None:
+        """Add the group's rows of step ``epoch`` to its views."""
+
+    @abstractmethod
+    def commit(self, seq_id: int, start: int, end: int, epoch: int) -> None:
+        """Note that step ``epoch`` has computed tokens [start, end)."""
+
+    @abstractmethod
+    def cancel_steps(self, seq_id: int) -> int:
+        """Drop all planned steps. Return the number of tokens that stay computed."""
+
+    @abstractmethod
+    def close(self, seq_id: int, epoch: int) -> None:
+        """Close a sequence. Its memory can be reused after step ``epoch`` has completed."""
+
+    @abstractmethod
+    def step_completed(self, epoch: int, *, is_quiet: bool) -> None:
+        """Note that all steps up to ``epoch`` have completed. ``is_quiet`` means that no step
+        runs."""
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def recovering(self) -> bool:
+        """True if memory of closed sequences will still become free."""
+
+    @abstractmethod
+    def evict(self) -> None:
+        """Evict some prefixes: few enough that no step is delayed."""
+
+    def release_slack(self, *, runs: bool) -> None:  # noqa: B027  # nothing is mapped
+        """Release free memory beyond the configured amount, if that is possible now. ``runs`` means
+        that sequences are open or steps run."""
+
+    @abstractmethod
+    def release_idle(self) -> None:
+        """Release the memory of all that is free, except one heap. No sequence may be open."""
+
+    def set_limit(self, blocks: int) -> int:
+        """Set the limit of used blocks. Return the limit in effect, in bytes."""
+        return 0
+
+    def set_memory_pressure(self, *, short: bool) -> None:  # noqa: B027  # nothing is mapped
+        """Note whether the system is short of memory."""
+
+    @abstractmethod
+    def stats(self) -> KVStats:
+        """Return the group's statistics. Each shared block counts once."""
+
+    @abstractmethod
+    def add_to(self, kv_map: KVMap) -> None:
+        """Add a copy of the state of the group's memory."""
+
+    @abstractmethod
+    def check_invariants(self) -> None: ...

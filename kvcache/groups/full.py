@@ -1,0 +1,342 @@
+"""The layers that keep the K and V of every token: their blocks, buffers and prefixes."""
+
+from collections import Counter
+from collections.abc import Collection
+
+from kvcache.backend import Charge, PageBackend, Releases, Segment
+from kvcache.block import Block, BlockState, SparseBuffer
+from kvcache.block_allocator import BLOCKS_EVICTED_AT_ONCE, MAP_AHEAD_TOKENS, BlockAllocator
+from kvcache.block_hashes import BlockHashes
+from kvcache.buffer_pool import BufferPool
+from kvcache.groups.base import KVGroup, StepPlan
+from kvcache.heap_pool import HeapPool
+from kvcache.layout import Group
+from kvcache.memory_budget import CacheLimits
+from kvcache.memory_map import KVMap, map_blocks
+from kvcache.pending_prefixes import PendingPrefixes
+from kvcache.prefix_cache import PrefixCache
+from kvcache.prefix_index import MissReason
+from kvcache.sequences import CachedSequence, ClosedSequence, SequenceBlocks
+from kvcache.stats import KVStats
+from kvcache.views import KVViews
+
+
+class FullGroup(KVGroup):
+    """The layers whose K and V rows have the same shape."""
+
+    def __init__(
+        self,
+        group: Group,
+        backend: PageBackend,
+        limits: CacheLimits,
+        max_heaps: int,
+        pending: PendingPrefixes,
+    ) -> None:
+        settings = limits.settings
+        self.group = group
+        self.backend = backend
+        self.pool = HeapPool(group, backend, max_heaps * group.heap_bytes)
+        self.buffers = BufferPool(group, self.pool, backend, limits)
+        self.prefixes = PrefixCache(
+            self.pool,
+            pending,
+            max_sharers=settings.max_sharers,
+            enabled=settings.prefix_cache and backend.shares_blocks,
+        )
+        self.allocator = BlockAllocator(
+            group,
+            self.pool,
+            self.buffers,
+            self.prefixes,
+            maps_while_running=backend.maps_while_running,
+        )
+        self._size = group.tokens_per_block
+        self._free_slack_bytes = settings.free_slack_bytes
+        self._maps_while_running = backend.maps_while_running
+        self._open: dict[int, SequenceBlocks] = {}
+        self._closed: list[ClosedSequence] = []
+        self._completed_epoch = 0
+
+    @property
+    def capacity_tokens(self) -> int:
+        return min(self.pool.capacity_blocks * self._size, self.group.max_tokens)
+
+    # --- opening sequences ------------------------------------------------------------------------
+
+    def match(self, hashes: BlockHashes, start: int, at_most: int) -> int:
+        return start + len(self.prefixes.match(hashes, start, at_most))
+
+    def has_room(self, hashes: BlockHashes, num_tokens: int) -> bool:
+        own = self.group.blocks_for(num_tokens) - hashes.shareable_blocks
+        return own <= self.allocator.available_blocks
+
+    def open(self, sequence: CachedSequence, position: int, wanted: int, *, alone: bool) -> bool:
+        needed = self.group.blocks_for(sequence.reserved_tokens)
+        prefix = self.prefixes.match(sequence.block_hashes, 0, position)
+        buffer = self._take_buffer(needed, prefix, alone=alone)
+        if buffer is None:
+            return False
+        own = SequenceBlocks(sequence, buffer, needed)
+        self.allocator.add(own)
+        if not self._attach(own, prefix):
+            self.allocator.remove(own)
+            self.buffers.free(buffer)
+            return False
+        self._open[sequence.seq_id] = own
+        return True
+
+    def _take_buffer(self, needed: int, prefix: list[Block], *, alone: bool) -> SparseBuffer | None:
+        """Take a buffer for a sequence of ``needed`` blocks that begins with the cached blocks
+        ``prefix``. Return None if blocks, mappings or buffers run out."""
+        own = needed - len(prefix)
+        cached = sum(block.state is BlockState.CACHED for block in prefix)
+        if own + cached > self.allocator.available_blocks:
+            return None
+        # If no sequence is open, skip the estimate: only the system's own limit counts then.
+        if not alone and not self.buffers.has_room_for(own, prefix):
+            return None
+        return self.buffers.take(prefix)
+
+    def can_attach(self, seq_id: int) -> bool:
+        return self.prefixes.can_share_next(self._open[seq_id])
+
+    def attach(self, seq_id: int, position: int, parent_id: int | None = None) -> bool:
+        own = self._open[seq_id]
+        start, hashes = len(own.blocks), own.sequence.block_hashes
+        if parent_id is None:
+            return self._attach(own, self.prefixes.match(hashes, start, position))
+        return self._attach(own, self._open[parent_id].blocks[start:position])
+
+    def _attach(self, own: SequenceBlocks, blocks: list[Block]) -> bool:
+        if not self.allocator.map_shared(own, blocks):
+            return False
+        self.prefixes.note_attached(own, blocks)
+        return True
+
+    def can_fork(self, seq_id: int, child_id: int, position: int) -> bool:
+        """Return False if the parent's blocks cannot be shared, or if the child's own blocks differ
+        from the parent's."""
+        parent, child = self._open[seq_id], self._open[child_id]
+        if parent.sealed_blocks < position or not child.all_sealed:
+            return False
+        blocks = parent.blocks[len(child.blocks) : position]
+        # The child may have taken equal blocks from a third sequence, before that sequence failed.
+        if blocks and parent.blocks[: len(child.blocks)] != child.blocks:
+            return False
+        return not any(map(self.prefixes.has_max_sharers, blocks))
+
+    def copy_block(self, seq_id: int, child_id: int, block: int, tokens: int) -> None:
+        source, target = self._open[seq_id].buffer.number, self._open[child_id].buffer.number
+        self.backend.copy_block(source, block, target, block, tokens)
+
+    def truncate(self, seq_id: int, position: int) -> None:
+        own = self._open[seq_id]
+        blocks = self.allocator.cut(own, len(own.blocks) - position)
+        self.pool.detach(blocks)
+        self.prefixes.cache_or_free(blocks)
+
+    def positions_to_share(self, seq_id: int) -> Collection[int]:
+        return self.prefixes.positions_to_share(self._open[seq_id])
+
+    def explain(self, seq_id: int, cached_tokens: int) -> tuple[int, MissReason | None]:
+        left_at, miss = self.prefixes.explain(self._open[seq_id])
+        return (left_at, miss) if left_at < cached_tokens else (cached_tokens, None)
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+        own = self._open[seq_id]
+        is_mapped = num_tokens <= own.buffer.mapped_blocks * self._size
+        return is_mapped or self.allocator.grow(own, num_tokens) is not None
+
+    @property
+    def wants_mapping_point(self) -> bool:
+        return self.allocator.wants_mapping_point
+
+    def take_waits(self) -> bool:
+        has_waited, self.allocator.has_waited = self.allocator.has_waited, False
+        return has_waited
+
+    def top_up(self, plan: StepPlan) -> None:
+        for seq_id, start, count in plan:
+            self.allocator.top_up(self._open[seq_id], start + count)
+
+    def schedule(self, plan: StepPlan, epoch: int, views: KVViews) -> None:
+        segments, growing = [], []
+        for seq_id, start, count in plan:
+            own, end = self._open[seq_id], start + count
+            segments.append(Segment(own.buffer.number, start, count))
+            if end + max(count, MAP_AHEAD_TOKENS) > len(own.blocks) * self._size:
+                growing.append((own, end, count))
+        views.add(self.backend.rows(segments), segments)
+        self.allocator.is_at_mapping_point = False
+        if self._maps_while_running:
+            for own, end, count in growing:
+                self.allocator.map_ahead(own, end, count)
+
+    def commit(self, seq_id: int, start: int, end: int, epoch: int) -> None:
+        for number in range(start // self._size, end // self._size):
+            self.prefixes.note_filled(epoch, self._open[seq_id], number)
+
+    def cancel_steps(self, seq_id: int) -> int:
+        return self._open[seq_id].sequence.progress.computed
+
+    def close(self, seq_id: int, epoch: int) -> None:
+        own = self._open.pop(seq_id)
+        self.allocator.remove(own)
+        self.prefixes.close(own, self._open)
+        self._closed.append(ClosedSequence(own, epoch))
+
+    def step_completed(self, epoch: int, *, is_quiet: bool) -> None:
+        before = self._completed_epoch, len(self._closed)
+        self._completed_epoch = epoch
+        self.allocator.is_at_mapping_point = is_quiet
+        self.allocator.wants_mapping_point &= not is_quiet
+        self._advance()
+        # Release only after a step or an unmapping has completed. If each retry of a refused
+        # mapping released memory again, the cache would seem to recover for ever.
+        if (epoch, len(self._closed)) != before and self._may_release:
+            self.allocator.release_memory(self._free_slack_bytes)
+
+    def _advance(self) -> None:
+        """Seal full blocks. Unmap the blocks of closed sequences whose last step has completed, and
+        free the sequences' buffers. If mappings may not change while steps run, leave the blocks
+        mapped."""
+        self.prefixes.seal(self._completed_epoch)
+        done = self.backend.completed_ticket()
+        still_closed = []
+        for closed in self._closed:
+            buffer = closed.blocks.buffer
+            if not self._maps_while_running:
+                if closed.epoch <= self._completed_epoch:
+                    self.prefixes.cache_or_free(self.buffers.leave_mapped(buffer))
+                else:
+                    still_closed.append(closed)
+                continue
+            if closed.ticket is None and closed.epoch <= self._completed_epoch and buffer.table:
+                closed.ticket = self.buffers.unmap(buffer)
+            if buffer.table and (closed.ticket is None or closed.ticket > done):
+                still_closed.append(closed)
+                continue
+            self.prefixes.cache_or_free(buffer.table.blocks)
+            self.buffers.free(buffer)
+        self._closed = still_closed
+        self.pool.poll(done)
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    @property
+    def recovering(self) -> bool:
+        return bool(self._closed) or self.pool.count(BlockState.RELEASING) > 0
+
+    @property
+    def _may_release(self) -> bool:
+        """True if memory may be released now although sequences are open."""
+        if not self._maps_while_running:
+            return self.allocator.is_at_mapping_point
+        return self.backend.releases is not Releases.IDLE
+
+    def evict(self) -> None:
+        self.prefixes.evict(BLOCKS_EVICTED_AT_ONCE)
+
+    def release_slack(self, *, runs: bool) -> None:
+        if self._may_release or not runs:
+            self.allocator.release_memory(self._free_slack_bytes)
+
+    def release_idle(self) -> None:
+        self.allocator.release_memory(0)
+
+    def set_limit(self, blocks: int) -> int:
+        return self.allocator.set_limit(blocks) * self.group.block_bytes
+
+    def set_memory_pressure(self, *, short: bool) -> None:
+        self.allocator.keeps_slack = not short
+        self.allocator.spares_heaps = short and self.backend.releases is Releases.NOTHING
+
+    def stats(self) -> KVStats:
+        group, pool, size = self.group, self.pool, self._size
+        sealed = pool.count(BlockState.SEALED)
+        own_tokens = [
+            max(0, own.sequence.progress.scheduled - own.sealed_blocks * size)
+            for own in self._open.values()
+        ]
+        used = sum(group.blocks_for(tokens) for tokens in own_tokens)
+        live_bytes = (sealed * size + sum(own_tokens)) * group.bytes_per_token
+        waiting = pool.count(BlockState.QUARANTINED) + pool.count(BlockState.RELEASING)
+        return KVStats(
+            capacity_bytes=pool.capacity_blocks * group.block_bytes,
+            free_bytes=pool.free_blocks * group.block_bytes,
+            live_bytes=live_bytes,
+            partial_tail_bytes=(sealed + used) * group.block_bytes - live_bytes,
+            mapped_ahead_bytes=(pool.count(BlockState.OWNED) - used) * group.block_bytes,
+            cached_bytes=pool.count(BlockState.CACHED) * group.block_bytes,
+            quarantined_bytes=waiting * group.block_bytes,
+            free_slack_bytes=pool.free_committed_bytes,
+            committed_bytes=self.backend.committed_bytes(),
+            num_heaps=len(pool.heaps),
+            kept_heaps=len(pool.heaps) if self.backend.releases is Releases.NOTHING else 0,
+            num_sequences=len(self._open),
+            block_bytes=group.block_bytes,
+            block_tokens=size,
+            shared_saved_bytes=pool.saved_blocks * group.block_bytes,
+            evicted_blocks=self.prefixes.evicted_blocks,
+            mapped_blocks=self.buffers.mapped_blocks,
+            unmapped_blocks=self.buffers.unmapped_blocks,
+            late_signals=self.backend.late_signals,
+        )
+
+    def add_to(self, kv_map: KVMap) -> None:
+        kv_map.groups.append(map_blocks(self.group, self.pool, self._open.values()))
+
+    def check_invariants(self) -> None:
+        all_sequences = [*self._open.values(), *(closed.blocks for closed in self._closed)]
+        self.buffers.check_invariants([own.buffer for own in all_sequences])
+        self.prefixes.check_invariants(self._open)
+        self.pool.check_invariants()
+        users = Counter(block for own in self._open.values() for block in own.blocks)
+        buffers = Counter(block for own in all_sequences for block in own.blocks)
+        findable = 0
+        for block in self.pool.blocks():
+            assert block.sequences == users[block], f"{block}: sequences"
+            assert block.buffers == buffers[block], f"{block}: buffers"
+            _check_block(block)
+            findable += block.prefix is not None
+        assert findable == len(self.prefixes.index)
+        for own in self._open.values():
+            _check_sequence(self._size, own)
+        self.allocator.check_invariants(self._open.values())
+        self._check_charge(self.stats())
+
+    def _check_charge(self, stats: KVStats) -> None:
+        charged = stats.capacity_bytes - stats.free_bytes + stats.free_slack_bytes
+        if self.backend.charge is not Charge.BLOCKS:
+            charged = stats.num_heaps * self.group.heap_bytes
+        assert stats.committed_bytes <= charged, f"{stats.committed_bytes} committed, not {charged}"
+
+
+def _check_block(block: Block) -> None:
+    state = block.state
+    if state is BlockState.OWNED:
+        assert block.sequences == block.buffers == 1, f"{block} is written by {block.sequences}"
+    elif state is BlockState.SEALED:
+        assert block.sequences, f"{block} is sealed, and no sequence has it"
+    elif state is BlockState.QUARANTINED:
+        assert block.buffers, f"{block} waits for nothing"
+        assert not block.sequences
+    else:
+        assert not block.buffers, f"{block} is {state.name} and mapped"
+    if block.prefix is None:
+        assert state is not BlockState.CACHED, f"{block} is cached, and cannot be found"
+    else:
+        findable = {BlockState.SEALED, BlockState.QUARANTINED, BlockState.CACHED}
+        assert state in findable, f"{block} is {state.name} and can be found"
+
+
+def _check_sequence(size: int, own: SequenceBlocks) -> None:
+    sealed_blocks, progress = own.sealed_blocks, own.sequence.progress
+    mapped = own.buffer.mapped_blocks * size
+    assert sealed_blocks * size <= progress.computed <= progress.scheduled <= mapped
+    assert own.shared_blocks <= sealed_blocks, "a block of others may still be written"
+    for number, block in enumerate(own.blocks):
+        expected = BlockState.SEALED if number < sealed_blocks else BlockState.OWNED
+        assert block.state is expected, f"{own.sequence.seq_id}: block {number}"
