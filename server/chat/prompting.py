@@ -19,7 +19,6 @@ from server.protocol.wire_errors import (
     invalid,
     quoted,
 )
-from server.text.calls.parser import ends_in_call
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import WrittenCalls
 from server.text.chat_template import ChatTemplate, TemplateError
@@ -28,7 +27,7 @@ from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
 from server.text.grammar.worker import WorkerBusyError
-from server.text.parser import ParseOptions
+from server.text.pipeline import ParseOptions, ends_in_call
 from server.text.reasoning_cache import ReasoningCache, Recalled
 from server.text.tokenizer import EncodedChat, TextTooLongError, Tokenizer
 

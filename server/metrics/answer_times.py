@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.types import Histogram
+from server.text.pieces import Delta
 
 Clock = Callable[[], float]
 
@@ -73,6 +74,18 @@ class RequestTimes:
         self.tenant = tenant
         return new
 
+    def observe(self, delta: Delta) -> None:
+        """Record a new part of the answer ``delta.index``."""
+        answer = self.answers[delta.index]
+        if delta.prefix is not None:
+            answer.cached_tokens = delta.prefix.cached_tokens
+        answer.delivered(len(delta.token_ids), delta.finish)
+
+    def end(self, finish: str) -> None:
+        """Record the end of all answers that have not ended."""
+        for answer in self.answers:
+            answer.end(finish)
+
     @property
     def first_token_s(self) -> float | None:
         """Seconds from the arrival to the first token of any answer, or None before that token."""
@@ -134,16 +147,16 @@ class AnswerTimes:
         return self._newest - self._request.arrived - self.first_token_s
 
     def delivered(self, tokens: int, finish: str | None) -> None:
-        """Note that the answer now has ``tokens`` tokens, and has ended if ``finish`` is set."""
+        """Record ``tokens`` new tokens, and the answer's end if ``finish`` is set."""
         now = self._request.clock()
-        if tokens > self.tokens:
+        if tokens:
             waited = now - self._newest
             if self.tokens:
                 self._request.latencies.inter_token_s.observe(waited)
             else:
                 self.first_token_s = waited
                 self._request.latencies.first_token_s.observe(waited)
-            self.tokens = tokens
+            self.tokens += tokens
             self._newest = now
         if finish is not None:
             self.end(finish)

@@ -15,11 +15,12 @@ from starlette.types import Receive, Scope, Send
 from engine.serving import ServingEngine
 from engine.types import EngineDeadError, QueueFullError
 from server.chat.admission import Admission
-from server.chat.generation import Choices, GenerationError, Prompt
+from server.chat.generation import Choices, Prompt
 from server.config import Config
 from server.metrics.answer_times import RequestTimes
 from server.protocol.answers import Answer, StreamForm
 from server.protocol.wire_errors import generation_failed
+from server.text.pipeline import GenerationError
 from server.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class Answering:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return await json_response(json_pieces(whole))
 
-    def start(self, *prompts: Prompt, times: RequestTimes | None = None) -> Choices:
+    def start(self, *prompts: Prompt, times: RequestTimes) -> Choices:
         """Submit prompts that PromptRules has accepted. Raises ApiError (429 or 503)."""
         try:
             return Choices(

@@ -20,7 +20,7 @@ from server.protocol.messages.request import CountTokensRequest, MessagesRequest
 from server.protocol.wire_errors import ContextOverflowError, too_many_tokens
 from server.routes.openapi import takes
 from server.routes.service import Service
-from server.text.detokenizer import decoded_text
+from server.text.pipeline import decoded_text
 from server.text.tokenizer import EncodedText, TextTooLongError
 
 

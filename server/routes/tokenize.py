@@ -10,7 +10,7 @@ from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from server.routes.answering import json_pieces, json_response
 from server.routes.openapi import takes
 from server.routes.service import Service
-from server.text.detokenizer import decoded_text
+from server.text.pipeline import decoded_text
 
 
 def add_routes(router: APIRouter, service: Service) -> None:

@@ -17,10 +17,18 @@ from jinja2.meta import find_undeclared_variables
 from kvcache.child import Cause, Child, LimitError
 from server.text.calls.tool_format import tool_format
 from server.text.calls.written import CallMarks, MarkError
-from server.text.conversation import Channel, Conversation, Thinking, ToolCall, Turn
+from server.text.conversation import (
+    THINK_CLOSE,
+    THINK_OPEN,
+    Channel,
+    Conversation,
+    Thinking,
+    ToolCall,
+    Turn,
+    first_channel_of,
+)
 from server.text.encoder import SpecialTokens
 from server.text.json_object import json_object
-from server.text.parser import CLOSE, OPEN, first_channel_of
 from server.text.template_sandbox import Generation, Message, render_template
 from server.text.template_trial import (
     ANSWER,
@@ -34,7 +42,7 @@ from server.text.template_trial import (
 )
 from server.text.tokenizer_files import TokenizerFiles
 
-NO_REASONING = f"{OPEN}\n\n{CLOSE}\n\n"
+NO_REASONING = f"{THINK_OPEN}\n\n{THINK_CLOSE}\n\n"
 LINE = "\n"
 
 
@@ -72,18 +80,19 @@ def begun_answer(turn: Turn, prompt: str, *, closed: str, thinks: bool) -> Begun
     reasoning = parts.reasoning or ""
     opening = "" if prompt.endswith(LINE) else LINE
     if start is None:
-        opening = OPEN + LINE
+        opening = THINK_OPEN + LINE
     if not parts.is_over:
         return BegunAnswer(opening, reasoning.lstrip(LINE))
-    return BegunAnswer(f"{opening}{reasoning.strip(LINE)}{LINE}{CLOSE}{LINE}{LINE}", parts.content)
+    closing = f"{LINE}{THINK_CLOSE}{LINE}{LINE}"
+    return BegunAnswer(f"{opening}{reasoning.strip(LINE)}{closing}", parts.content)
 
 
 def _parts(turn: Turn) -> _Parts:
     """Return a message's reasoning and content. Some clients put both into the text, with tags."""
     text = turn.text.lstrip()
-    if turn.reasoning or not text.startswith(OPEN):
+    if turn.reasoning or not text.startswith(THINK_OPEN):
         return _Parts(turn.reasoning or None, bool(turn.text), turn.text)
-    reasoning, close, content = text.removeprefix(OPEN).partition(CLOSE)
+    reasoning, close, content = text.removeprefix(THINK_OPEN).partition(THINK_CLOSE)
     return _Parts(reasoning, bool(close), content.lstrip(LINE))
 
 
@@ -171,7 +180,7 @@ class ChatTemplate:
         self.tool_format = tool_format(text or "")
         """The format in which the template shows tool calls, or None if it shows no tool calls."""
         self.text = text or ""
-        self.knows_thoughts = OPEN in self.text or CLOSE in self.text
+        self.knows_thoughts = THINK_OPEN in self.text or THINK_CLOSE in self.text
         """True if the template contains ``<think>`` or ``</think>``."""
         self.unusable = ""
         """The reason why this process must not run the template, or "" if it may run."""

@@ -17,6 +17,20 @@ class Channel(Enum):
     CONTENT = "content"
 
 
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+
+
+def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
+    """Return the channel in which an answer begins, or None if the model decides. The end of
+    ``prompt`` may open or close reasoning. ``begun`` is the client's beginning of the answer."""
+    ending = prompt.rstrip()
+    if ending.endswith(THINK_CLOSE):
+        return Channel.CONTENT
+    if ending.endswith(THINK_OPEN):
+        return Channel.REASONING
+    return Channel.CONTENT if begun else None
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call."""

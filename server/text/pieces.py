@@ -66,18 +66,6 @@ def join_pieces(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
     return result
 
 
-def longest_beginning(text: str, *starts: str) -> int:
-    """Return the length of the longest end of ``text`` that could grow to one of ``starts``."""
-    longest = 0
-    for each in starts:
-        place = text.find(each[0], max(0, len(text) - len(each) + 1))
-        while place >= 0 and not each.startswith(text[place:]):
-            place = text.find(each[0], place + 1)
-        if place >= 0:
-            longest = max(longest, len(text) - place)
-    return longest
-
-
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Counts of the tokens up to now in all prompts and answers of a request."""

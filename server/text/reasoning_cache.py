@@ -8,13 +8,13 @@ answer is made from the answer's text and all earlier turns, because short answe
 Two tenants (API keys) never share a key."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from engine.types import PrefixSalt
 from server.text.conversation import Channel, Conversation, Turn
 from server.text.newest import Newest
-from server.text.pieces import AnswerPiece, TextPiece, ToolCallStart
+from server.text.pieces import Delta, TextPiece, ToolCallStart
 
 LENGTH_BYTES = 8
 
@@ -30,18 +30,19 @@ class ReasoningRecorder:
         self._content: list[str] = []
         self._first_call = ""
 
-    def add(self, pieces: Sequence[AnswerPiece]) -> None:
-        for piece in pieces:
+    def observe(self, delta: Delta) -> None:
+        """Add a delta. After the last delta, store the reasoning if the answer has text or calls,
+        from which the key is made."""
+        for piece in delta.pieces:
             if isinstance(piece, TextPiece):
                 into = self._reasoning if piece.channel is Channel.REASONING else self._content
                 into.append(piece.text)
             elif isinstance(piece, ToolCallStart):
                 self._first_call = self._first_call or piece.id
-
-    def end(self) -> None:
-        """Store the reasoning if the answer has text or calls, from which the key is made."""
+        if delta.finish is None or not self._reasoning:
+            return
         content = "".join(self._content)
-        if self._reasoning and (self._first_call or content.strip()):
+        if self._first_call or content.strip():
             self._keep(self._key_of(content, self._first_call), "".join(self._reasoning))
 
 

@@ -16,9 +16,8 @@ from engine.types import NO_BOUNDARIES, PromptBoundaries
 from server.config import PromptsSection
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 from server.text.chat_template import ChatTemplate, PromptEnds
-from server.text.conversation import Conversation
+from server.text.conversation import THINK_CLOSE, THINK_OPEN, Conversation
 from server.text.encoder import Encoder, SpecialTokens, in_groups, pieces_of, tokens_within
-from server.text.parser import CLOSE, OPEN
 from server.text.template_trial import TimeLimit
 from server.text.tokenizer_files import TOKENIZER_FILE, read_tokenizer
 from server.text.tokenizer_files import TokenizerError as TokenizerError
@@ -94,7 +93,7 @@ def _byte_alphabet() -> dict[str, int]:
 BYTE_OF = _byte_alphabet()
 
 
-TAGS = frozenset({OPEN, CLOSE, CALL_OPEN, CALL_CLOSE})
+TAGS = frozenset({THINK_OPEN, THINK_CLOSE, CALL_OPEN, CALL_CLOSE})
 PROMPTS = PromptsSection()
 
 

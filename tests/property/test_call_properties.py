@@ -15,7 +15,6 @@ from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import ResponseOptions
 from server.text.calls.tool_format import ToolFormat
 from server.text.conversation import Channel, Tool
-from server.text.parser import AnswerParser, ParseOptions
 from server.text.pieces import (
     AnswerPiece,
     Delta,
@@ -23,14 +22,14 @@ from server.text.pieces import (
     ToolCallArguments,
     ToolCallStart,
     Usage,
-    join_pieces,
 )
+from server.text.pipeline import ParseOptions
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import SPECIAL_TOKENS, write_tokenizer
 from tests.property.test_text_properties import before_the_first_stop, cut, cuts
 from tests.server.streams import prepared, said
-from tests.server.text.calling import LOOK, ids
+from tests.server.text.calling import LOOK, deltas_of, joined, pieces_of
 
 EXAMPLES = settings(max_examples=150)
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -92,11 +91,11 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 def parsed(
     parse_options: ParseOptions, parts: list[str], *, goes_on: bool = False
-) -> tuple[list[AnswerPiece], bool, bool]:
-    """goes_on: whether the answer was cut off."""
-    parser = AnswerParser(parse_options, ids())
-    found = [piece for part in parts for piece in parser.feed(part)]
-    return join_pieces(found + parser.flush(cut=goes_on)), parser.ended_with_calls, parser.done
+) -> tuple[list[AnswerPiece], str | None]:
+    """The pieces of an answer, and why it ended. goes_on: whether the answer was cut off."""
+    finish = FinishReason.LENGTH if goes_on else FinishReason.STOP
+    deltas = deltas_of(parts, parse_options, finish=finish)
+    return pieces_of(deltas), deltas[-1].finish
 
 
 @given(parse_options=OPTIONS, text=answers, places=cuts, goes_on=st.booleans())
@@ -114,7 +113,7 @@ def test_any_cut_gives_the_same_pieces(
 def test_a_call_begins_before_its_arguments_and_calls_are_counted(
     form: ToolFormat, text: str
 ) -> None:
-    pieces, ended, _ = parsed(ParseOptions("", (LOOK,), form), [text])
+    pieces, finish = parsed(ParseOptions("", (LOOK,), form), [text])
     starts = [piece for piece in pieces if isinstance(piece, ToolCallStart)]
     assert [start.index for start in starts] == list(range(len(starts)))
     assert len({start.id for start in starts}) == len(starts)
@@ -125,7 +124,7 @@ def test_a_call_begins_before_its_arguments_and_calls_are_counted(
         elif isinstance(piece, ToolCallArguments):
             assert piece.index == begun
             assert piece.text
-    assert starts or not ended
+    assert starts or finish == "stop"
 
 
 # --- what a model means ----------------------------------------------------------------------
@@ -169,7 +168,7 @@ def test_hermes_calls_arrive_as_they_were_written(
     for index, ((name, _), each) in enumerate(zip(calls, written, strict=True)):
         wanted += [ToolCallStart(index, f"call_{index}", name), ToolCallArguments(index, each)]
     parse_options = ParseOptions("</think>", tuple(Tool(name) for name, _ in calls))
-    assert parsed(parse_options, cut(text, places)) == (wanted, True, False)
+    assert parsed(parse_options, cut(text, places)) == (wanted, "tool_calls")
 
 
 def typed(value: Any) -> dict[str, Any]:
@@ -194,8 +193,8 @@ def test_xml_calls_arrive_with_the_types_of_their_schema(
     parameters = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in written)
     text = f"{before}\n<tool_call>\n<function=f>\n{parameters}</function>\n</tool_call>"
     parse_options = ParseOptions("</think>", (Tool("f", parameters=schema),), ToolFormat.XML)
-    pieces, ended, _ = parsed(parse_options, cut(text, places))
-    assert ended
+    pieces, finish = parsed(parse_options, cut(text, places))
+    assert finish == "tool_calls"
     last = pieces[-1]
     assert isinstance(last, ToolCallArguments)
     found = json.loads(last.text)
@@ -276,14 +275,12 @@ def test_a_stream_and_a_whole_answer_are_one_answer(
         at_once.add(delta)
     assert gathered(chunks) == whole(at_once)
 
-    pieces, ended, done = parsed(parse_options, [text], goes_on=finish is FinishReason.LENGTH)
+    pieces, wanted = parsed(parse_options, [text], goes_on=finish is FinishReason.LENGTH)
     before = before_a_stop(pieces, stops)
     if before is not None:
-        pieces, ended = before, any(isinstance(piece, ToolCallStart) for piece in before)
-    nameless = [piece for delta in found for piece in delta.pieces]
-    assert [without_id(piece) for piece in join_pieces(nameless)] == [without_id(p) for p in pieces]
-    stopped = before is not None or done or finish is FinishReason.STOP
-    wanted = ("tool_calls" if ended else "stop") if stopped else "length"
+        pieces = before
+        wanted = "tool_calls" if any(isinstance(p, ToolCallStart) for p in before) else "stop"
+    assert joined(piece for delta in found for piece in delta.pieces) == pieces
     assert found[-1].finish == wanted
 
 
@@ -295,7 +292,3 @@ def before_a_stop(pieces: list[AnswerPiece], stops: tuple[str, ...]) -> list[Ans
             if before is not None:
                 return [*pieces[:number], *([replace(piece, text=before)] if before else [])]
     return None
-
-
-def without_id(piece: AnswerPiece) -> Any:
-    return (piece.index, piece.name) if isinstance(piece, ToolCallStart) else piece

@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from engine.types import FinishReason, TokenEvent
+from server.text.conversation import THINK_CLOSE as CLOSE
+from server.text.conversation import THINK_OPEN as OPEN
 from server.text.conversation import Channel
-from server.text.detokenizer import Detokenizer
-from server.text.parser import CLOSE, OPEN, ReasoningParser, StopStrings
-from server.text.pieces import AnswerPiece, TextPiece, join_pieces
+from server.text.pieces import AnswerPiece, Delta, TextPiece, join_pieces
+from server.text.pipeline import ParseOptions, TextPipeline
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_sentencepiece_tokenizer, write_tokenizer
 from tests.server.harness import decoded, ids_of
-from tests.server.streams import prepared, said
+from tests.server.streams import prepared, said, token
+from tests.server.text.calling import PARAMS, deltas_of, pieces_of
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 PLAIN = "<|im_start|>assistant\n"
@@ -76,6 +78,18 @@ def cut(text: str, places: list[int]) -> list[str]:
     return [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
+def texts_in(deltas: list[Delta]) -> list[str]:
+    return ["".join(p.text for p in d.pieces if isinstance(p, TextPiece)) for d in deltas]
+
+
+def texts_of(
+    tokenizer: Tokenizer, ids: list[int], options: ParseOptions | None = None
+) -> list[str]:
+    """The new text of each token, and what comes with the end."""
+    pipeline = TextPipeline(tokenizer, PARAMS, (), options)
+    return texts_in([*(pipeline.feed([token(each)]) for each in ids), pipeline.finish()])
+
+
 # --- characters ------------------------------------------------------------------------------
 
 
@@ -84,24 +98,18 @@ def cut(text: str, places: list[int]) -> list[str]:
 def test_fault_14_any_tokens_one_by_one_are_the_text_of_all_at_once(
     tokenizer: Tokenizer, ids: list[int]
 ) -> None:
-    detokenizer = Detokenizer(tokenizer)
-    pieces = [detokenizer.feed(token_id) for token_id in ids]
-    assert "".join(pieces) + detokenizer.flush() == decoded(tokenizer, ids)
-    for piece in pieces:
-        piece.encode()  # half of a surrogate pair could not be
+    texts = texts_of(tokenizer, ids)
+    assert "".join(texts) == decoded(tokenizer, ids)
+    for text in texts:
+        text.encode()  # half of a surrogate pair could not be
 
 
 @given(text=texts)
 @EXAMPLES
 def test_fault_14_no_broken_character_is_ever_sent(tokenizer: Tokenizer, text: str) -> None:
-    detokenizer = Detokenizer(tokenizer)
-    sent = ""
-    for token_id in ids_of(tokenizer, text):
-        sent += detokenizer.feed(token_id)
-        assert REPLACEMENT not in sent
-        assert text.startswith(sent)
-    assert sent == text
-    assert detokenizer.flush() == ""
+    *sent, last = texts_of(tokenizer, ids_of(tokenizer, text))
+    assert ("".join(sent), last) == (text, "")
+    assert not any(REPLACEMENT in piece for piece in sent)
 
 
 @given(text=words, kind=st.sampled_from(["Llama 2", "Gemma"]), start=st.integers(0, 20))
@@ -114,10 +122,8 @@ def test_fault_14_a_sentencepiece_text_one_by_one_is_what_transformers_decode(
     # An answer begins with any character, and with a space that is none of its own.
     while ids[start:] and 0x80 <= tokenizer.token_bytes(ids[start])[0] < 0xC0:
         start += 1
-    detokenizer = Detokenizer(tokenizer)
-    pieces = [detokenizer.feed(token_id) for token_id in ids[start:]]
-    assert detokenizer.flush() == ""
-    assert "".join(pieces) == theirs.decode(ids[start:], skip_special_tokens=True)
+    found = "".join(texts_of(tokenizer, ids[start:], ParseOptions(CLOSED)))
+    assert found == theirs.decode(ids[start:], skip_special_tokens=True)
 
 
 # --- stop strings ----------------------------------------------------------------------------
@@ -138,17 +144,13 @@ def test_fault_15_the_text_before_the_first_stop_string_is_sent_and_no_part_of_i
     text: str, stops: tuple[str, ...], places: list[int]
 ) -> None:
     wanted = before_the_first_stop(text, stops)
-    stop = StopStrings(stops)
-    sent = ""
-    for piece in cut(text, places):
-        sent += stop.feed(piece)
-        assert (text if wanted is None else wanted).startswith(sent)
+    deltas = deltas_of(cut(text, places), stop=stops)
+    sent = "".join(texts_in(deltas))
     if wanted is None:
-        assert stop.matched is None
-        assert sent + stop.flush() == text
+        assert (sent, deltas[-1].stop_string) == (text, None)
     else:
-        assert stop.matched in stops
-        assert (sent, stop.flush()) == (wanted, "")
+        assert sent == wanted
+        assert deltas[-1].stop_string in stops
 
 
 @given(text=letters, stops=stops)
@@ -156,12 +158,11 @@ def test_fault_15_the_text_before_the_first_stop_string_is_sent_and_no_part_of_i
 def test_no_more_is_held_back_than_may_begin_a_stop_string(
     text: str, stops: tuple[str, ...]
 ) -> None:
-    stop = StopStrings(stops)
     sent = ""
-    for end, letter in enumerate(text, start=1):
-        sent += stop.feed(letter)
-        if stop.matched is not None:
+    for end, delta in enumerate(deltas_of(text, stop=stops)[: len(text)], start=1):
+        if delta.finish is not None:
             return
+        sent += "".join(texts_in([delta]))
         held = text[len(sent) : end]
         assert not held or any(other.startswith(held) for other in stops)
 
@@ -188,9 +189,8 @@ def split_at_once(prompt: str, text: str) -> list[TextPiece]:
 def test_thoughts_are_split_off_wherever_the_text_is_cut(
     prompt: str, text: str, places: list[int]
 ) -> None:
-    parser = ReasoningParser(prompt)
-    pieces = [piece for part in cut(text, places) for piece in parser.feed(part)]
-    assert join_pieces(pieces + parser.flush()) == [*split_at_once(prompt, text)]
+    deltas = deltas_of(cut(text, places), ParseOptions(prompt))
+    assert pieces_of(deltas) == [*split_at_once(prompt, text)]
 
 
 # --- all of them -----------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from engine.types import (
     TokenLogprobs,
 )
 from server.chat.generation import Choices, Prompt, choice_params
-from server.text.parser import ParseOptions
+from server.metrics.answer_times import Latencies, RequestTimes
+from server.text.pipeline import ParseOptions
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.server.harness import ids_of
@@ -152,6 +153,10 @@ def prompt_of(
     return Prompt(Submission(ids, choice_params(params, choices), **submission), stop, options)
 
 
+def new_times() -> RequestTimes:
+    return RequestTimes(Latencies(100))
+
+
 def prepared(
     tokenizer: Tokenizer,
     batches: Batches,
@@ -169,5 +174,6 @@ def prepared(
         cast(EngineClient, client),
         tokenizer,
         prompt_of((1, 2, 3), params, stop, parse_options(chat), choices=choices),
+        times=new_times(),
     )
     return found, client.streams

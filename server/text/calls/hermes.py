@@ -2,11 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable
 from enum import Enum, auto
 
 from server.text.calls.argument_types import as_json
-from server.text.calls.tool_format import CALL_CLOSE, ToolFormat, is_called
+from server.text.calls.tool_format import CALL_CLOSE, ToolFormat, is_called, new_call_id
 from server.text.conversation import Tool
 from server.text.json_object import json_object
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
@@ -193,7 +192,6 @@ class HermesCall:
     def __init__(
         self,
         index: int,
-        new_id: Callable[[], str],
         tools: tuple[Tool, ...],
         tool_format: ToolFormat = ToolFormat.HERMES,
     ) -> None:
@@ -203,7 +201,6 @@ class HermesCall:
         self.rest: str | None = None
         """The text after the call, or all text if there is no call. It is None while undecided."""
         self._index = index
-        self._new_id = new_id
         self._tools = tools
         self._tool_format = tool_format
         self._end = ENDS[tool_format]
@@ -229,7 +226,7 @@ class HermesCall:
             self._take_tail()
         return pieces
 
-    def flush(self, *, cut: bool) -> list[AnswerPiece]:
+    def finish(self, *, cut: bool) -> list[AnswerPiece]:
         """Return the last pieces. If the answer was cut off (``cut``), repair no arguments."""
         if not self.started:
             return self._take_whole(self.unread, "")
@@ -298,7 +295,7 @@ class HermesCall:
 
     def _start(self, name: str) -> list[AnswerPiece]:
         self.started = True
-        return [ToolCallStart(self._index, self._new_id(), name)]
+        return [ToolCallStart(self._index, new_call_id(), name)]
 
     def _arguments(self, text: str) -> list[AnswerPiece]:
         return [ToolCallArguments(self._index, text)] if text else []

@@ -1,10 +1,12 @@
 """The formats in which models write tool calls."""
 
 import re
+import secrets
 from enum import Enum
 
 from server.text.conversation import Tool
 
+CALL_ID_BYTES = 12
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION_OPEN = "<function="
 PYTHON_TAG = "<|python_tag|>"
@@ -45,3 +47,7 @@ def is_called(name: str, tools: tuple[Tool, ...]) -> bool:
     well-formed name is valid, because clients answer calls to tools that are not loaded."""
     loads = any(tool.deferred for tool in tools) and TOOL_NAME.fullmatch(name) is not None
     return loads or any(tool.name == name for tool in tools)
+
+
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(CALL_ID_BYTES)}"

@@ -14,7 +14,6 @@ from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 from server.text.conversation import Conversation, Tool, ToolCall
 from server.text.json_object import json_object
 from server.text.newest import Newest
-from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
 NONCE_BYTES = 12
 # Number of characters before and after a mark in which the call's tags are searched.
@@ -84,35 +83,6 @@ class WrittenCall:
 
 
 Remember = Callable[[WrittenCall], None]
-
-
-class CallRecord:
-    """Collects the text and the pieces of one call while it is parsed."""
-
-    def __init__(self, opener: str) -> None:
-        self._text = opener
-        self._start: ToolCallStart | None = None
-        self._arguments = ""
-
-    def add(self, text: str, pieces: list[AnswerPiece]) -> None:
-        self._text += text
-        for piece in pieces:
-            if isinstance(piece, ToolCallStart):
-                self._start = piece
-            else:
-                assert isinstance(piece, ToolCallArguments), "a call is made of nothing else"
-                self._arguments += piece.text
-
-    def call(self, behind: str, closing: str) -> WrittenCall | None:
-        """Return the call, or None if it has no closing tag. ``behind`` is text that was read
-        beyond the call. ``closing`` is added if the answer was cut off before the closing tag."""
-        assert self._start is not None, "only a call that has begun is one"
-        text = self._text[: len(self._text) - len(behind)]
-        if not text.endswith(CALL_CLOSE):
-            if not closing:
-                return None
-            text += closing
-        return WrittenCall(self._start.id, self._start.name, self._arguments, text)
 
 
 class WrittenCalls:

@@ -11,11 +11,17 @@ notes.txt
 
 import json
 import re
-from collections.abc import Callable, Container
+from collections.abc import Container
 from enum import Enum
 
 from server.text.calls.argument_types import STRING, argument_types, as_json
-from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, FUNCTION_OPEN, is_called
+from server.text.calls.tool_format import (
+    CALL_CLOSE,
+    CALL_OPEN,
+    FUNCTION_OPEN,
+    is_called,
+    new_call_id,
+)
 from server.text.conversation import Tool
 from server.text.pieces import AnswerPiece, ToolCallArguments, ToolCallStart
 
@@ -71,7 +77,7 @@ class ParameterValue:
         self._has_sent = self._has_sent or bool(text)
         return text
 
-    def flush(self, *, cut: bool) -> str:
+    def finish(self, *, cut: bool) -> str:
         """Return the value's remaining text. ``cut`` is True if the answer was cut off."""
         end = self._find_end(final=True) or self._unclosed
         if end is None and cut:
@@ -139,13 +145,10 @@ class XmlCall:
     the tool's schema. Long strings are sent as they stream in. Other values are sent at the call's
     end, because a later value with the same name replaces them."""
 
-    def __init__(
-        self, index: int, new_id: Callable[[], str], tools: tuple[Tool, ...], opener: str
-    ) -> None:
+    def __init__(self, index: int, tools: tuple[Tool, ...], opener: str) -> None:
         self.rest: str | None = None
         """The text after the call, or all text if there is no call. It is None while undecided."""
         self._index = index
-        self._new_id = new_id
         self._offered = tools
         self._tools = {tool.name: tool.parameters for tool in tools}
         self._prefix = "" if opener == CALL_OPEN else opener
@@ -186,10 +189,10 @@ class XmlCall:
             pieces += self._advance()
         return pieces
 
-    def flush(self, *, cut: bool) -> list[AnswerPiece]:
+    def finish(self, *, cut: bool) -> list[AnswerPiece]:
         pieces: list[AnswerPiece] = []
         if self._stage is Stage.VALUE:
-            pieces = self._add(self._value.flush(cut=cut)) + self.feed("")
+            pieces = self._add(self._value.finish(cut=cut)) + self.feed("")
         if self._stage is Stage.HEAD:
             self.rest = self.unread[len(self._prefix) :]
         elif self._stage is Stage.VALUE and not self._is_sent:
@@ -228,7 +231,7 @@ class XmlCall:
             return []
         self.unread, self._stage = after, Stage.BETWEEN
         self._schema = self._tools.get(name)
-        return [ToolCallStart(self._index, self._new_id(), name), *self._json("{")]
+        return [ToolCallStart(self._index, new_call_id(), name), *self._json("{")]
 
     def _take_between(self) -> list[AnswerPiece]:
         self.unread = self.unread.lstrip()

@@ -9,10 +9,9 @@ from llguidance import LLMatcher
 
 from engine.types import FormLimitError, TokenConstraint
 from server.text.calls.tool_format import CALL_OPEN
-from server.text.conversation import Channel
+from server.text.conversation import THINK_CLOSE, THINK_OPEN, Channel
 from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError, limit_of, meaning
 from server.text.grammar.vocabulary import Vocabulary, set_bits
-from server.text.parser import CLOSE, OPEN
 
 READ_TOGETHER = 16  # number of tokens that one call of llguidance reads
 # One slow mask (bits of allowed tokens) per answer is tolerated: garbage collection may cause it.
@@ -171,7 +170,7 @@ class LazyCalls:
         return LazyCalls(self._call, self._vocabulary)
 
 
-OPEN_TAG, CLOSE_TAG = OPEN.encode(), CLOSE.encode()
+OPEN_TAG, CLOSE_TAG = THINK_OPEN.encode(), THINK_CLOSE.encode()
 
 
 class Phase(Enum):

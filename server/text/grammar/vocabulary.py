@@ -8,8 +8,8 @@ import numpy as np
 from llguidance import LLTokenizer
 
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
+from server.text.conversation import THINK_CLOSE, THINK_OPEN
 from server.text.grammar.text import TokenizerFacts
-from server.text.parser import CLOSE, OPEN
 from server.text.tokenizer import Tokenizer
 
 WORD_BITS = 32
@@ -30,8 +30,8 @@ class Vocabulary:
         self.size = size
         self.stop_ids = frozenset(i for i in stop_ids if i < tokenizer.vocab_size)
         self._tokenizer = tokenizer
-        self.open_id: int | None = tokenizer.fast.token_to_id(OPEN)
-        self.close_ids = self.tokens(CLOSE)
+        self.open_id: int | None = tokenizer.fast.token_to_id(THINK_OPEN)
+        self.close_ids = self.tokens(THINK_CLOSE)
         breaks = map(self.tokens, LINE_BREAKS)
         self.line_breaks = frozenset(ids[0] for ids in breaks if len(ids) == 1)
 
@@ -71,7 +71,7 @@ class Vocabulary:
     @cached_property
     def thinking_masks(self) -> list[np.ndarray]:
         """The masks during reasoning. Mask n applies after the first n bytes of the closing tag."""
-        return self._masks_before(CLOSE.encode(), may_stop=False)
+        return self._masks_before(THINK_CLOSE.encode(), may_stop=False)
 
     @cached_property
     def calling_masks(self) -> list[np.ndarray]:

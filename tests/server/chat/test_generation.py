@@ -1,4 +1,3 @@
-import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from itertools import zip_longest
@@ -12,64 +11,39 @@ from engine.types import (
     MissReason,
     PrefixReport,
     QueueFullError,
-    Request,
     SamplingParams,
     TokenEvent,
 )
-from server.chat.generation import (
-    Choices,
-    Generation,
-    Prompt,
-    choice_params,
-    prefix_of_all,
-)
-from server.metrics.answer_times import Latencies, RequestTimes
-from server.text.conversation import Channel
-from server.text.parser import ParseOptions
+from server.chat.generation import Choices, Prompt, choice_params, prefix_of_all
 from server.text.pieces import Delta, TextPiece, Usage
+from server.text.pipeline import GenerationError
 from server.text.tokenizer import Tokenizer
 from tests.server.streams import (
     PreparedClient,
     PreparedStream,
+    fault,
+    new_times,
     prepared,
     prompt_of,
     said,
-    scored,
     token,
 )
-from tests.server.text.calling import LOOK
-
-
-def started(
-    tokenizer: Tokenizer, chat: ParseOptions | None = None, stop: tuple[str, ...] = ()
-) -> tuple[Generation, PreparedStream]:
-    """A generation whose events are handed to it. chat: how they are read."""
-    params = SamplingParams(max_tokens=100)
-    stream = PreparedStream(Request(1, (1, 2, 3), params), lambda _: None, 1, asyncio.Event())
-    (times,) = RequestTimes(Latencies(100)).answers_to(3, 1, b"")
-    prompt = prompt_of((1, 2, 3), params, stop, chat)
-    return Generation(stream, tokenizer, prompt, times), stream
-
-
-def test_an_answer_that_should_have_tokens_does_not_end_without_one(tokenizer: Tokenizer) -> None:
-    generation, _ = started(tokenizer)
-    with pytest.raises(AssertionError):
-        generation.take([scored(-1.0, finish=FinishReason.LENGTH)])
-
-
-def test_of_one_step_nothing_counts_behind_a_stop_string(tokenizer: Tokenizer) -> None:
-    generation, stream = started(tokenizer, chat=ParseOptions("", (LOOK,)), stop=("STOP",))
-    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-    delta = generation.take(said(tokenizer, f"Well STOP {call}"))
-    assert delta.pieces == [TextPiece(Channel.CONTENT, "Well ")]
-    assert (delta.finish, delta.stop_string, stream.closed) == ("stop", "STOP", True)
-
 
 PING_S = 1000.0  # silence is prepared
 
 
 async def all_of(choices: Choices, ping_s: float = PING_S) -> list[list[Delta]]:
     return [deltas async for deltas in choices.steps(ping_s)]
+
+
+def texts(steps: list[list[Delta]], count: int) -> list[str]:
+    """What each choice says."""
+    found = [""] * count
+    for delta in (delta for deltas in steps for delta in deltas):
+        for piece in delta.pieces:
+            assert isinstance(piece, TextPiece)
+            found[delta.index] += piece.text
+    return found
 
 
 def side_by_side(tokenizer: Tokenizer, *answers: str) -> list[list[TokenEvent]]:
@@ -79,6 +53,14 @@ def side_by_side(tokenizer: Tokenizer, *answers: str) -> list[list[TokenEvent]]:
 
 
 # --- one answer ------------------------------------------------------------------------------
+
+
+async def test_one_answer_has_one_delta_a_step(tokenizer: Tokenizer) -> None:
+    choices, _ = prepared(tokenizer, [said(tokenizer, "Hel", None), said(tokenizer, "lo")])
+    steps = await all_of(choices)
+    assert [len(deltas) for deltas in steps] == [1, 1]
+    assert texts(steps, 1) == ["Hello"]
+    assert choices.usage == Usage(3, 5, 0)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +78,34 @@ async def test_the_speed_is_by_the_times_at_which_the_engine_made_the_tokens(
     await all_of(choices)  # all tokens in one step
     assert choices.usage.tokens_per_s == rate
     assert choices.usage.first_token_s is not None
+
+
+async def test_an_answer_that_a_stop_string_ends_is_aborted(tokenizer: Tokenizer) -> None:
+    batches = [said(tokenizer, "a STOP b", None), said(tokenizer, "c")]
+    choices, (stream,) = prepared(tokenizer, batches, stop=("STOP",))
+    async with aclosing(choices.steps(PING_S)) as steps:  # type: ignore[type-var]
+        (delta,) = await anext(steps)
+        assert (delta.finish, stream.closed, choices.finished) == ("stop", True, True)
+
+
+async def test_silence_is_a_step_without_deltas(tokenizer: Tokenizer) -> None:
+    choices, _ = prepared(tokenizer, [[], [], said(tokenizer, "a")])
+    assert [len(deltas) for deltas in await all_of(choices)] == [0, 0, 1]
+
+
+async def test_a_fault_closes_everything(tokenizer: Tokenizer) -> None:
+    choices, (stream,) = prepared(tokenizer, [said(tokenizer, "ab", None), [fault("broken")]])
+    with pytest.raises(GenerationError, match="broken"):
+        await all_of(choices)
+    assert stream.closed
+
+
+async def test_a_reader_that_stops_early_ends_the_request(tokenizer: Tokenizer) -> None:
+    choices, (stream,) = prepared(tokenizer, [said(tokenizer, "a", None)] * 2)
+    async with aclosing(choices.steps(PING_S)) as steps:  # type: ignore[type-var]
+        await anext(steps)
+        assert not stream.closed
+    assert stream.closed
 
 
 # --- several ---------------------------------------------------------------------------------
@@ -124,7 +134,8 @@ async def test_what_the_cache_had_is_what_the_first_choice_found(tokenizer: Toke
 def of_two(
     tokenizer: Tokenizer, client: PreparedClient, first: Prompt, second: Prompt
 ) -> tuple[Choices, list[PreparedStream]]:
-    return Choices(cast(EngineClient, client), tokenizer, first, second), client.streams
+    engine = cast(EngineClient, client)
+    return Choices(engine, tokenizer, first, second, times=new_times()), client.streams
 
 
 def test_prompts_are_handed_over_together_or_not_at_all(tokenizer: Tokenizer) -> None:

@@ -19,7 +19,7 @@ from server.text.conversation import (
     ToolChoice,
     Turn,
 )
-from server.text.parser import ParseOptions
+from server.text.pipeline import ParseOptions
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.models import write_tokenizer

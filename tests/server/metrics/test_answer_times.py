@@ -1,7 +1,15 @@
 import pytest
 
+from engine.types import PrefixReport
 from server.metrics.answer_times import Latencies, RequestTimes, token_bounds
+from server.text.pieces import Delta
 from tests.simulation.runner import Clock
+
+
+def delta(tokens: int, finish: str | None = None, index: int = 0, *, cached: int = 0) -> Delta:
+    """A delta of that many tokens; cached: how many of its prompt the cache had."""
+    prefix = PrefixReport(cached, cached, None)
+    return Delta(finish=finish, index=index, token_ids=(0,) * tokens, prefix=prefix)
 
 
 def request(latencies: Latencies) -> tuple[RequestTimes, Clock]:
@@ -12,10 +20,10 @@ def request(latencies: Latencies) -> tuple[RequestTimes, Clock]:
 def test_an_answer_is_timed_from_its_request_to_its_end() -> None:
     latencies = Latencies(1000)
     times, clock = request(latencies)
-    (answer,) = times.answers_to(7, 1, b"")
-    for now, tokens, finish in ((100.5, 1, None), (100.75, 2, None), (102.0, 5, "stop")):
+    times.answers_to(7, 1, b"")
+    for now, tokens, finish in ((100.5, 1, None), (100.75, 1, None), (102.0, 3, "stop")):
         clock.now = now
-        answer.delivered(tokens, finish)
+        times.observe(delta(tokens, finish))
     first, between = latencies.first_token_s.snapshot, latencies.inter_token_s.snapshot
     assert (sum(first.counts), first.total) == (1, 0.5)
     assert (sum(between.counts), between.total) == (2, 1.5)
@@ -29,11 +37,11 @@ def test_an_answer_is_timed_from_its_request_to_its_end() -> None:
 def test_a_step_without_a_token_is_no_delivery() -> None:
     latencies = Latencies(1000)
     times, clock = request(latencies)
-    (answer,) = times.answers_to(7, 1, b"")
-    answer.delivered(0, None)
+    times.answers_to(7, 1, b"")
+    times.observe(delta(0))
     clock.now = 101.0
-    answer.delivered(1, None)
-    answer.delivered(1, "length")
+    times.observe(delta(1))
+    times.observe(delta(0, "length"))
     assert sum(latencies.first_token_s.snapshot.counts) == 1
     assert sum(latencies.inter_token_s.snapshot.counts) == 0
 
@@ -41,14 +49,11 @@ def test_a_step_without_a_token_is_no_delivery() -> None:
 def test_a_request_says_how_long_it_has_taken_and_its_answers() -> None:
     times, clock = request(Latencies(1000))
     assert (times.elapsed_s, times.generating_s) == (0.0, 0.0)
-    short, long = times.answers_to(7, 2, b"")
+    times.answers_to(7, 2, b"")
     assert times.generating_s == 0.0
-    for now, tokens in ((100.5, 1), (100.75, 2)):
+    for now, answer in ((100.5, 0), (100.75, 0), (101.0, 1), (103.0, 1)):
         clock.now = now
-        short.delivered(tokens, None)
-    for now, tokens in ((101.0, 1), (103.0, 2)):
-        clock.now = now
-        long.delivered(tokens, None)
+        times.observe(delta(1, index=answer))
     clock.now = 110.0
     assert (times.elapsed_s, times.generating_s) == (10.0, 2.0)
 
@@ -56,29 +61,28 @@ def test_a_request_says_how_long_it_has_taken_and_its_answers() -> None:
 def test_only_the_first_end_counts() -> None:
     latencies = Latencies(1000)
     times, _ = request(latencies)
-    (answer,) = times.answers_to(7, 1, b"")
-    answer.end("error")
-    answer.end("aborted")
+    times.answers_to(7, 1, b"")
+    times.end("error")
+    times.end("aborted")
     assert latencies.finished == {"error": 1}
     assert sum(latencies.duration_s.snapshot.counts) == 1
     with pytest.raises(AssertionError):
-        answer.end("tired")
+        times.end("tired")
 
 
 def test_a_request_adds_its_answers_up_and_counts_each_prompt_once() -> None:
     latencies = Latencies(1000)
     times, clock = request(latencies)
     assert (times.first_token_s, times.finish, times.generated_tokens) == (None, None, 0)
-    one, two = times.answers_to(10, 2, b"")
-    (three,) = times.answers_to(5, 1, b"")
-    for answer, cached in ((one, 8), (two, 9), (three, 4)):
-        answer.cached_tokens = cached
+    times.answers_to(10, 2, b"")
+    times.answers_to(5, 1, b"")
     clock.now = 101.0
-    three.delivered(1, "length")
+    times.observe(delta(1, "length", 2, cached=4))
     clock.now = 103.0
-    one.delivered(1, None)
-    one.delivered(2, "stop")
-    two.end("aborted")
+    times.observe(delta(1, index=0, cached=8))
+    times.observe(delta(1, "stop", 0, cached=8))
+    times.observe(delta(0, index=1, cached=9))
+    times.end("aborted")
     assert (times.prompt_tokens, times.cached_tokens, times.generated_tokens) == (15, 12, 3)
     assert times.first_token_s == 1.0
     assert times.finish == "aborted,length,stop"

@@ -30,7 +30,7 @@ def test_a_request_is_timed_from_its_first_token_to_its_end(
     clock.now += 2
     answer.delivered(1, None)
     clock.now += 4
-    answer.delivered(9, "stop")
+    answer.delivered(8, "stop")
     ring.add(times)
     (request,) = ring.newest_first()
     assert (request["number"], request["id"]) == (1, "one")

@@ -58,8 +58,8 @@ def samples(engine: Engine) -> Samples:
     )
     for finish in ("stop", "stop", "tool_calls", "length", "aborted", "error"):
         (answer,) = metrics.request_arrived().answers_to(12, 1, b"")
-        for tokens in range(1, 5):
-            answer.delivered(tokens, None)
+        for _ in range(4):
+            answer.delivered(1, None)
         answer.end(finish)
     return samples_of(metrics.render().decode())
 

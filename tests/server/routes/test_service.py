@@ -10,7 +10,7 @@ from engine.client import EngineClient
 from engine.types import EngineDeadError, QueueFullError, SamplingParams
 from server.protocol.wire_errors import ApiError
 from server.routes.service import Service
-from tests.server.streams import PreparedClient, PreparedStream, prompt_of
+from tests.server.streams import PreparedClient, PreparedStream, new_times, prompt_of
 
 
 @pytest.mark.parametrize(
@@ -25,5 +25,7 @@ def test_what_fills_up_or_ends_while_a_prompt_is_encoded_is_refused_as_well(
 
     prompt = prompt_of((1,), SamplingParams(max_tokens=1))
     with pytest.raises(ApiError) as caught:
-        replace(service, client=cast(EngineClient, Refusing([]))).answering.start(prompt)
+        replace(service, client=cast(EngineClient, Refusing([]))).answering.start(
+            prompt, times=new_times()
+        )
     assert caught.value.status == status

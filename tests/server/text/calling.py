@@ -1,16 +1,21 @@
-"""Answers of models that call, and parsers whose ids count."""
+"""Answers of models that call, and what a pipeline makes of tokens that are spelled as wanted."""
 
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import cast
 
+from engine.types import FinishReason, SamplingParams, TokenEvent
 from server.text.conversation import Channel, Tool
 from server.text.pieces import (
     AnswerPiece,
+    Delta,
     TextPiece,
     ToolCallArguments,
     ToolCallStart,
     join_pieces,
 )
+from server.text.pipeline import ParseOptions, TextPipeline
+from server.text.tokenizer import Tokenizer
 
 LOOK = Tool(
     "look",
@@ -24,12 +29,54 @@ LOOK = Tool(
         },
     },
 )
+PARAMS = SamplingParams(max_tokens=1000)
 
 
-def ids() -> Callable[[], str]:
-    """call_0, call_1, ..."""
-    numbers = count()
-    return lambda: f"call_{next(numbers)}"
+class SpelledTokens:
+    """A tokenizer whose token 0, 1, ... has the text ``parts[0]``, ``parts[1]``, ..."""
+
+    special_ids = special_tag_ids = frozenset[int]()
+    drops_space = False
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        self._parts = parts
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._parts[token_id].encode() if token_id < len(self._parts) else b""
+
+
+def deltas_of(
+    parts: Sequence[str],
+    options: ParseOptions | None = None,
+    *,
+    stop: tuple[str, ...] = (),
+    finish: FinishReason = FinishReason.STOP,
+) -> list[Delta]:
+    """The deltas of an answer with one token for each part, and one without text at the end."""
+    pipeline = TextPipeline(cast(Tokenizer, SpelledTokens(parts)), PARAMS, stop, options)
+    events = [TokenEvent(1, number, None) for number in range(len(parts))]
+    deltas: list[Delta] = []
+    for event in [*events, TokenEvent(1, len(parts), finish)]:
+        if not pipeline.finished:
+            deltas.append(pipeline.feed([event]))
+    return deltas
+
+
+def cut(text: str, size: int) -> list[str]:
+    """The text in parts of that many characters."""
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+def pieces_of(deltas: Sequence[Delta]) -> list[AnswerPiece]:
+    return joined(piece for delta in deltas for piece in delta.pieces)
+
+
+def joined(pieces: Iterable[AnswerPiece]) -> list[AnswerPiece]:
+    """The pieces as a client joins them; the ids of calls are call_0, call_1, ..."""
+    return [
+        replace(piece, id=f"call_{piece.index}") if isinstance(piece, ToolCallStart) else piece
+        for piece in join_pieces(list(pieces))
+    ]
 
 
 def said(text: str) -> TextPiece:
@@ -48,7 +95,4 @@ def call(index: int, name: str, arguments: str) -> list[AnswerPiece]:
 
 def in_pieces(feed: Callable[[str], list[AnswerPiece]], text: str, size: int) -> list[AnswerPiece]:
     """What comes of a text that is fed in pieces of so many characters."""
-    found: list[AnswerPiece] = []
-    for start in range(0, len(text), size):
-        found += feed(text[start : start + size])
-    return join_pieces(found)
+    return joined([piece for part in cut(text, size) for piece in feed(part)])

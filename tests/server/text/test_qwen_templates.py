@@ -8,12 +8,21 @@ import pytest
 
 from kvcache.child import Child
 from server.text.calls.tool_format import ToolFormat
-from server.text.conversation import Channel, Conversation, Thinking, Tool, ToolCall, Turn
-from server.text.parser import AnswerParser, ParseOptions, first_channel_of
+from server.text.conversation import (
+    Channel,
+    Conversation,
+    Thinking,
+    Tool,
+    ToolCall,
+    Turn,
+    first_channel_of,
+)
 from server.text.pieces import TextPiece, ToolCallArguments, ToolCallStart
+from server.text.pipeline import ParseOptions
 from server.text.tokenizer import Tokenizer
 from tests.models import write_tokenizer
 from tests.server.harness import talk
+from tests.server.text.calling import deltas_of, pieces_of
 from tests.templates import CODER_TEMPLATE, HYBRID_TEMPLATE
 
 USER = Turn("user", "Hello")
@@ -79,8 +88,8 @@ def test_the_prompt_tells_what_an_answer_begins_with(
 def test_an_answer_is_taken_apart(made: Any, template: str, said: str, reasoning: str) -> None:
     its = made(template).template
     prompt, _ = its.render(talk(USER, tools=(LOOK,)))
-    parser = AnswerParser(ParseOptions(prompt, (LOOK, Tool("wait")), its.tool_format))
-    pieces = [piece for part in (said + WRITTEN) for piece in parser.feed(part)] + parser.flush()
+    options = ParseOptions(prompt, (LOOK, Tool("wait")), its.tool_format)
+    pieces = pieces_of(deltas_of(said + WRITTEN, options))
     texts = {
         channel: "".join(
             piece.text

@@ -1,6 +1,6 @@
 from engine.types import PrefixSalt
 from server.text.conversation import Channel, ToolCall, Turn
-from server.text.pieces import AnswerPiece, TextPiece, ToolCallArguments, ToolCallStart
+from server.text.pieces import AnswerPiece, Delta, TextPiece, ToolCallArguments, ToolCallStart
 from server.text.reasoning_cache import KeyOfAnswer, ReasoningCache
 from tests.server.harness import talk
 
@@ -13,8 +13,8 @@ def answered(cache: ReasoningCache, *pieces: AnswerPiece, asked: Turn = ASKED) -
     assert new_recorder is not None
     gathered = new_recorder()
     for piece in pieces:
-        gathered.add([piece])
-    gathered.end()
+        gathered.observe(Delta([piece]))
+    gathered.observe(Delta(finish="stop"))
 
 
 def reasoning(cache: ReasoningCache, turn: Turn) -> str:

@@ -8,7 +8,7 @@ from tokenizers import Regex, decoders, normalizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 
 from server.text.conversation import Turn
-from server.text.detokenizer import decoded_text
+from server.text.pipeline import decoded_text
 from server.text.tokenizer import Tokenizer, TokenizerError
 from tests.models import (
     SPECIAL_TOKENS,

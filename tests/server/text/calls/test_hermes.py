@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from server.text.calls.hermes import HermesCall, JsonMender, whole_call
 from server.text.conversation import Tool
-from server.text.pieces import AnswerPiece, join_pieces
-from tests.server.text.calling import call, ids, in_pieces
+from server.text.pieces import AnswerPiece
+from tests.server.text.calling import call, in_pieces, joined
 
 CUTS = pytest.mark.parametrize("cut", [1, 2, 7, 1000])
 
 
 def reader() -> HermesCall:
-    return HermesCall(0, ids(), (Tool("f"),))
+    return HermesCall(0, (Tool("f"),))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_call_is_read(text: str, arguments: str, rest: str, cut: int) -> None:
         found += parser.feed(text[start : start + cut])
         if parser.rest is not None:
             break
-    assert join_pieces(found) == call(0, "f", arguments)
+    assert joined(found) == call(0, "f", arguments)
     assert (parser.started, parser.complete) == (True, True)
     assert (parser.rest or "") + text[start + cut :] == rest
 
@@ -131,7 +131,7 @@ def test_no_more_is_held_back_than_may_be_a_closing_tag() -> None:
     parser = reader()
     parser.feed('{"name": "f", "arguments": {"a": 1')
     assert parser.feed("</tool") == []
-    assert join_pieces(parser.feed("s,")) == call(0, "f", '"1</tools"')[1:]
+    assert joined(parser.feed("s,")) == call(0, "f", '"1</tools"')[1:]
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_an_answer_may_end_within_a_call(
 ) -> None:
     """stops: the model would not go on."""
     parser = reader()
-    pieces = in_pieces(parser.feed, text, cut) + parser.flush(cut=not stops)
-    assert join_pieces(pieces) == call(0, "f", whole if stops else arguments)
+    pieces = in_pieces(parser.feed, text, cut) + parser.finish(cut=not stops)
+    assert joined(pieces) == call(0, "f", whole if stops else arguments)
     complete = arguments == "{}"
     assert (parser.complete, parser.rest == "") == (complete, complete)
 
@@ -163,7 +163,7 @@ def test_an_answer_may_end_within_a_call(
 @pytest.mark.parametrize("text", ["", "\n", '{"name": "f", "arg', '{"name": "f", "arguments": '])
 def test_the_beginning_of_a_call_is_none(text: str) -> None:
     parser = reader()
-    assert parser.feed(text) + parser.flush(cut=False) == []
+    assert parser.feed(text) + parser.finish(cut=False) == []
     assert (parser.started, parser.rest) == (False, text)
 
 

@@ -6,7 +6,6 @@ import pytest
 from server.text.calls.written import (
     MAX_AROUND_CHARS,
     CallMarks,
-    CallRecord,
     MarkError,
     WrittenCall,
     WrittenCalls,
@@ -14,7 +13,6 @@ from server.text.calls.written import (
     same_value,
 )
 from server.text.conversation import Conversation, Tool, ToolCall, Turn
-from server.text.pieces import ToolCallArguments, ToolCallStart
 
 TEXT = '<tool_call>\n{"name":"look","arguments":{"at":1}}\n</tool_call>'
 
@@ -32,31 +30,6 @@ def recalled(calls: WrittenCalls, *made: ToolCall) -> list[str | None]:
         (call.id, call.name, call.arguments) for call in made
     ]
     return [call.written for call in found.turns[1].tool_calls]
-
-
-# --- one call --------------------------------------------------------------------------------
-
-
-def test_a_call_is_gathered_from_what_is_read_of_it() -> None:
-    record = CallRecord("<tool_call>")
-    record.add("\n{...", [ToolCallStart(0, "call_0", "look"), ToolCallArguments(0, '{"at"')])
-    record.add("...}\n</tool_call>\nand on", [ToolCallArguments(0, ":1}")])
-    text = "<tool_call>\n{......}\n</tool_call>"
-    assert record.call("\nand on", "") == WrittenCall("call_0", "look", '{"at":1}', text)
-    assert record.call("\nand on", "closing") == WrittenCall("call_0", "look", '{"at":1}', text)
-
-
-@pytest.mark.parametrize(("closing", "end"), [("", None), ("}</tool_call>", "..}</tool_call>")])
-def test_a_call_that_was_cut_off_behind_its_arguments_gets_its_end(
-    closing: str, end: str | None
-) -> None:
-    record = CallRecord("<tool_call>")
-    record.add("..}</to", [ToolCallStart(0, "call_0", "look")])
-    found = record.call("}</to", closing)
-    assert (found and found.text) == (end and f"<tool_call>{end}")
-
-
-# --- all of them -----------------------------------------------------------------------------
 
 
 def test_a_call_that_comes_back_is_recalled_by_its_id() -> None:

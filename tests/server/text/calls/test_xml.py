@@ -5,14 +5,14 @@ import pytest
 
 from server.text.calls.xml import XmlCall
 from server.text.conversation import Tool
-from server.text.pieces import AnswerPiece, ToolCallArguments, join_pieces
-from tests.server.text.calling import LOOK, call, ids, in_pieces
+from server.text.pieces import AnswerPiece, ToolCallArguments
+from tests.server.text.calling import LOOK, call, in_pieces, joined
 
 CUTS = pytest.mark.parametrize("cut", [1, 2, 7, 1000])
 
 
 def reader(opener: str = "<tool_call>", *tools: Tool) -> XmlCall:
-    return XmlCall(0, ids(), tools or (LOOK,), opener)
+    return XmlCall(0, tools or (LOOK,), opener)
 
 
 def parameter(name: str, value: str) -> str:
@@ -29,7 +29,7 @@ def read(parser: XmlCall, text: str, cut: int) -> tuple[list[AnswerPiece], str]:
     for start in range(0, len(text), cut):
         found += parser.feed(text[start : start + cut])
         if parser.rest is not None:
-            return join_pieces(found), parser.rest + text[start + cut :]
+            return joined(found), parser.rest + text[start + cut :]
     raise AssertionError("the call goes on")
 
 
@@ -179,7 +179,7 @@ def test_a_value_that_is_not_closed_ends_at_the_next_tag(
 ) -> None:
     text = f"<function=look>\n{inside}\n</tool_call>{behind}"
     parser = reader()
-    found = join_pieces(in_pieces(parser.feed, text, cut) + parser.flush(cut=False))
+    found = joined(in_pieces(parser.feed, text, cut) + parser.finish(cut=False))
     right = {"at": "x", "times": 3} if right is None else right
     assert found == call(0, "look", json.dumps(right))
     assert parser.complete
@@ -190,7 +190,7 @@ def test_a_value_that_is_not_closed_ends_at_the_next_tag(
 def test_a_value_that_ends_with_the_answer_is_all_that_was_written(cut: int) -> None:
     parser = reader()
     text = "<function=look><parameter=times>3</parameter><parameter=at>\nx\n</para"
-    found = join_pieces(in_pieces(parser.feed, text, cut) + parser.flush(cut=False))
+    found = joined(in_pieces(parser.feed, text, cut) + parser.finish(cut=False))
     assert found == call(0, "look", '{"times": 3, "at": "x\\n</para"}')
     assert (parser.complete, parser.rest) == (True, "")
 
@@ -210,7 +210,7 @@ def test_of_a_parameter_that_comes_twice_the_last_one_counts(first: str, cut: in
 def test_a_long_text_is_sent_as_it_comes_and_other_values_when_the_call_is_complete() -> None:
     parser = reader()
     text = f"<function=look><parameter=times>\n1\n</parameter><parameter=at>\n{LONG}x"
-    assert join_pieces(parser.feed(text)) == call(0, "look", f'{{"times": 1, "at": "{LONG}x')
+    assert joined(parser.feed(text)) == call(0, "look", f'{{"times": 1, "at": "{LONG}x')
     assert parser.feed("\n</para") == []
     assert parser.feed("ble") == [ToolCallArguments(0, "\\n</parable")]
     assert parser.feed("\n</parameter><parameter=who>a") == [ToolCallArguments(0, '"')]
@@ -233,7 +233,7 @@ def test_a_call_that_is_cut_off_has_no_more_than_was_said(
     text: str, arguments: str, cut: int
 ) -> None:
     parser = reader()
-    found = join_pieces(in_pieces(parser.feed, text, cut) + parser.flush(cut=True))
+    found = joined(in_pieces(parser.feed, text, cut) + parser.finish(cut=True))
     assert found == call(0, "look", arguments)
     assert (parser.complete, parser.rest) == (False, None)
 
@@ -248,7 +248,7 @@ def test_a_call_that_is_cut_off_has_no_more_than_was_said(
 )  # fmt: skip
 def test_the_beginning_of_a_call_is_none(opener: str, text: str) -> None:
     parser = reader(opener)
-    assert parser.feed(text) + parser.flush(cut=False) == []
+    assert parser.feed(text) + parser.finish(cut=False) == []
     assert (parser.started, parser.rest) == (False, text)
 
 
@@ -256,7 +256,7 @@ def test_an_answer_may_end_behind_a_call() -> None:
     parser = reader()
     parser.feed("<function=look></function>\n</tool")
     assert parser.rest is None
-    assert parser.flush(cut=True) == []
+    assert parser.finish(cut=True) == []
     assert parser.complete
     assert parser.rest == ""
 
