@@ -101,6 +101,8 @@ class Choices:
             prefix_of_all([prefix for prefix in prefixes if prefix is not None]),
             self._kept_tokens,
             self._times.first_token_s,
+            self._times.generating_s,
+            self._times.elapsed_s,
             self._tokens_per_s,
         )
 

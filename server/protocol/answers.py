@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, ClassVar, Protocol
 
 from engine.types import PrefixReport
@@ -16,15 +15,23 @@ from server.text.pieces import Delta, TokenReport, ToolCallStart, Usage
 TokenText = Callable[[int], bytes]
 
 
-class StreamForm(Enum):
-    """The text format of a stream of JSON objects."""
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """The text format of a stream of JSON objects. Server-sent events by default."""
 
-    EVENTS = auto()
-    """Server-sent events, of which the last is ``[DONE]``."""
-    NAMED_EVENTS = auto()
-    """Server-sent events, each with the JSON object's ``type`` as its name."""
-    LINES = auto()
-    """One JSON object per line. The first object has no content, and may be sent repeatedly."""
+    media_type: str = "text/event-stream"
+    before: bytes = b"data: "
+    after: bytes = b"\n\n"
+    end: bytes = b""
+    """The text after the last object."""
+    named: bool = False
+    """True if each object's ``type`` is the name of its event."""
+
+
+EVENTS = StreamForm(end=b"data: [DONE]\n\n")
+NAMED_EVENTS = StreamForm(named=True)
+# One object per line. The first object has no content, and may be sent repeatedly.
+LINES = StreamForm("application/x-ndjson", before=b"", after=b"\n")
 
 
 Json = dict[str, Any]

@@ -9,6 +9,7 @@ from pydantic import Field
 from engine.types import TokenLogprobs
 from server.config import LimitsSection
 from server.protocol.answers import (
+    EVENTS,
     Json,
     ResponseMetadata,
     StreamForm,
@@ -107,7 +108,7 @@ class _TextChoice:
 class TextAnswer:
     """Text completions, streamed or whole. Each prompt has ``response_options.choices`` answers."""
 
-    stream_form: ClassVar[StreamForm] = StreamForm.EVENTS
+    stream_form: ClassVar[StreamForm] = EVENTS
 
     metadata: ResponseMetadata
     token_bytes: TokenText

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from pydantic_core import to_json
 from starlette.requests import Request
@@ -18,14 +18,13 @@ from server.chat.admission import Admission
 from server.chat.generation import Choices, Prompt
 from server.config import Config
 from server.metrics.answer_times import RequestTimes
-from server.protocol.answers import Answer, StreamForm
+from server.protocol.answers import LINES, Answer, StreamForm
 from server.protocol.wire_errors import generation_failed
 from server.text.pipeline import GenerationError
 from server.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499
-DONE = b"data: [DONE]\n\n"
 SIGN_OF_LIFE = b": waiting\n\n"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # The number of list members to encode at once. CONTAINERS is for lists of lists or objects.
@@ -105,62 +104,25 @@ async def _client_left(request: Request) -> None:
         pass
 
 
-def event(data: dict[str, Any], *, named: bool = False) -> bytes:
-    """Return a server-sent event. ``named`` adds the object's type as the event's name."""
-    return _event_head(data, named) + to_json(data) + b"\n\n"
+def write_chunk(form: StreamForm, data: dict[str, Any]) -> bytes:
+    # Clients end lines as str.splitlines does: at U+0085 and U+2028, too.
+    return _before(form, data) + to_json(data, ensure_ascii=form is LINES) + form.after
 
 
-def _event_head(data: dict[str, Any], named: bool) -> bytes:
-    return (f"event: {data['type']}\n".encode() if named else b"") + b"data: "
+def _before(form: StreamForm, data: dict[str, Any]) -> bytes:
+    return (f"event: {data['type']}\n".encode() if form.named else b"") + form.before
 
 
-class EventFraming:
-    """Writes server-sent events. Either the events have names, or [DONE] is the last one."""
-
-    media_type: ClassVar[str] = "text/event-stream"
-
-    def __init__(self, *, named: bool) -> None:
-        self._named = named
-        self.end = b"" if named else DONE
-
-    def written(self, data: dict[str, Any]) -> bytes:
-        return event(data, named=self._named)
-
-    def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
-        yield _event_head(data, self._named)
-        yield from json_pieces(data)
-        yield b"\n\n"
-
-    def sign_of_life(self, answer: Answer) -> bytes:
-        """Return the comment to send when the answer has had nothing new for a while."""
-        del answer
-        return SIGN_OF_LIFE
+def sign_of_life(answer: Answer) -> bytes:
+    """Return the text to send when an answer has had nothing new for a while: a comment, or the
+    first chunks again, whose repetition clients ignore."""
+    if answer.stream_form is LINES:
+        return _write_all(answer, answer.first_chunks())
+    return SIGN_OF_LIFE
 
 
-class LineFraming:
-    """Writes one JSON object per line. A field of the last object marks the end."""
-
-    media_type: ClassVar[str] = "application/x-ndjson"
-    end: ClassVar[bytes] = b""
-
-    def written(self, data: dict[str, Any]) -> bytes:
-        # Clients end lines as str.splitlines does: at U+0085 and U+2028, too.
-        return to_json(data, ensure_ascii=True) + b"\n"
-
-    def pieces(self, data: dict[str, Any]) -> Iterator[bytes]:
-        yield from json_pieces(data)
-        yield b"\n"
-
-    def sign_of_life(self, answer: Answer) -> bytes:
-        """Return the first chunks again. Clients ignore the repetition, and stay connected."""
-        return b"".join(map(self.written, answer.first_chunks()))
-
-
-FRAMINGS: dict[StreamForm, EventFraming | LineFraming] = {
-    StreamForm.EVENTS: EventFraming(named=False),
-    StreamForm.NAMED_EVENTS: EventFraming(named=True),
-    StreamForm.LINES: LineFraming(),
-}
+def _write_all(answer: Answer, chunks: Iterable[dict[str, Any]]) -> bytes:
+    return b"".join(write_chunk(answer.stream_form, chunk) for chunk in chunks)
 
 
 class AnswerStream(StreamingResponse):
@@ -168,10 +130,9 @@ class AnswerStream(StreamingResponse):
     cause a sign of life (a comment or an empty chunk). The response's end aborts the request."""
 
     def __init__(self, choices: Choices, answer: Answer, ping_s: float) -> None:
-        framing = FRAMINGS[answer.stream_form]
         super().__init__(
-            _written(framing, choices, answer, ping_s),
-            media_type=framing.media_type,
+            _write_stream(choices, answer, ping_s),
+            media_type=answer.stream_form.media_type,
             headers=STREAM_HEADERS,
         )
         self._choices = choices
@@ -183,33 +144,31 @@ class AnswerStream(StreamingResponse):
             self._choices.close()
 
 
-async def _written(
-    framing: EventFraming | LineFraming, choices: Choices, answer: Answer, ping_s: float
-) -> AsyncIterator[bytes]:
+async def _write_stream(choices: Choices, answer: Answer, ping_s: float) -> AsyncIterator[bytes]:
     """Yield the stream in pieces, each to be written at once. If generation fails, an error object
     takes the place of the usual end, so that clients notice the error."""
-
-    def written(objects: Iterable[dict[str, Any]]) -> bytes:
-        return b"".join(map(framing.written, objects))
-
-    yield written(answer.first_chunks()) or framing.sign_of_life(answer)
+    form = answer.stream_form
+    yield _write_all(answer, answer.first_chunks()) or sign_of_life(answer)
     newest, last = time.monotonic(), b""
     try:
         async for deltas in choices.steps(ping_s):
-            objects = written(c for delta in deltas for c in answer.chunks(delta))
+            objects = _write_all(answer, (c for delta in deltas for c in answer.chunks(delta)))
             if choices.finished:
                 last = objects  # Sent in one write with the end of the stream.
                 continue
             # A step may make deltas without output, so the time since the last write counts.
             is_silent = not deltas or time.monotonic() - newest >= ping_s
-            if out := objects or (framing.sign_of_life(answer) if is_silent else b""):
+            if out := objects or (sign_of_life(answer) if is_silent else b""):
                 yield out
                 newest = time.monotonic()
-        end = chain.from_iterable(map(framing.pieces, answer.last_chunks(choices.usage)))
-        async for piece in paced(chain([last], end, [framing.end])):
+        end = (
+            chain((_before(form, chunk),), json_pieces(chunk), (form.after,))
+            for chunk in answer.last_chunks(choices.usage)
+        )
+        async for piece in paced(chain([last], *end, [form.end])):
             yield piece
     except GenerationError as error:
-        yield written([answer.failure(generation_failed(str(error)))])
+        yield write_chunk(form, answer.failure(generation_failed(str(error))))
 
 
 def json_pieces(value: Any) -> Iterator[bytes]:

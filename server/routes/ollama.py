@@ -13,7 +13,6 @@ from server.chat.prompting import ChatSpec
 from server.metrics.answer_times import RequestTimes
 from server.protocol.embeddings import Vectors, list_pieces
 from server.protocol.ollama.answer import (
-    Durations,
     Kind,
     Loaded,
     ModelInfo,
@@ -109,7 +108,7 @@ def _add_answers(router: APIRouter, service: Service) -> None:
     @router.post("/api/chat", openapi_extra=takes(OllamaChatRequest, LINES))
     async def chat(request: Request) -> Response:
         wire = await reader.read(request, OllamaChatRequest)
-        answer = new_answer(request, "chat")
+        answer = new_answer("chat")
         if wire.only_loads:
             return loaded(wire, answer)
         prompt = await templated(request, wire, admitted(request, wire))
@@ -118,7 +117,7 @@ def _add_answers(router: APIRouter, service: Service) -> None:
     @router.post("/api/generate", openapi_extra=takes(OllamaGenerateRequest, LINES))
     async def generate(request: Request) -> Response:
         wire = await reader.read(request, OllamaGenerateRequest)
-        answer = new_answer(request, "generate")
+        answer = new_answer("generate")
         if wire.only_loads:
             return loaded(wire, answer)
         salt = admitted(request, wire)
@@ -137,13 +136,8 @@ def _add_answers(router: APIRouter, service: Service) -> None:
             raise service.admission.no_engine()
         return JSONResponse(answer.nothing(unloads=wire.unloads))
 
-    def new_answer(request: Request, kind: Kind) -> OllamaAnswer:
-        times: RequestTimes = request.state.times
-
-        def durations() -> Durations:
-            return Durations(times.elapsed_s, times.first_token_s or 0.0, times.generating_s)
-
-        return OllamaAnswer(kind, service.model.id, service.tokenizer.token_bytes, durations)
+    def new_answer(kind: Kind) -> OllamaAnswer:
+        return OllamaAnswer(kind, service.model.id, service.tokenizer.token_bytes)
 
     async def templated(
         request: Request, wire: OllamaChatRequest | OllamaGenerateRequest, salt: PrefixSalt

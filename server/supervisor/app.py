@@ -28,7 +28,7 @@ from server.routes.operations import who_answers
 from server.routes.page import add_page_routes
 from server.routes.reading import parse_body, read_json
 from server.supervisor.forward import (
-    EVENTS,
+    EVENT_STREAM,
     ForwardedAnswer,
     ForwardedRequest,
     StreamStart,
@@ -144,7 +144,7 @@ def stream_start(request: Request, model: ManagedModel, head: BodyHead) -> Strea
     """Return how the answer's stream begins, or None if the answer is not streamed."""
     if speaks_ollama(request.scope):
         return None if head.stream is False else line_stream(request.url.path, model.name)
-    return EVENTS if head.stream is True else None
+    return EVENT_STREAM if head.stream is True else None
 
 
 async def model_with_response(front: Front, request: Request) -> ManagedModel:

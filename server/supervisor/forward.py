@@ -6,17 +6,18 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.http.errors import SAFE_HEADERS, error_response, note_error
+from server.protocol.answers import EVENTS, LINES, NAMED_EVENTS
 from server.protocol.common import HEADER, current_request_id
 from server.protocol.messages.answer import late_message_error
 from server.protocol.ollama.answer import ollama_error
 from server.protocol.wire_errors import ApiError, come_back
-from server.routes.answering import SIGN_OF_LIFE, STREAM_HEADERS, event, unless_left
+from server.routes.answering import SIGN_OF_LIFE, STREAM_HEADERS, unless_left, write_chunk
 from server.routes.openapi import speaks_anthropic, speaks_ollama
 from server.supervisor.front import Front
 from server.supervisor.models import ManagedModel, NoRoomError
@@ -44,7 +45,7 @@ class StreamStart:
     """If False, begin after ``server.sse_ping_s``: until then, an error can set the HTTP status."""
 
 
-EVENTS = StreamStart(b"text/event-stream; charset=utf-8", SIGN_OF_LIFE, begins_at_once=False)
+EVENT_STREAM = StreamStart(b"text/event-stream; charset=utf-8", SIGN_OF_LIFE, begins_at_once=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +207,11 @@ def _error_of(status: int, body: bytes) -> ApiError:
 def _failure_event(scope: Scope, error: ApiError, number: int) -> bytes:
     """Return the error event that ends a stream after ``number`` other events."""
     if speaks_anthropic(scope):
-        return event(late_message_error(error, current_request_id()), named=True)
+        return write_chunk(NAMED_EVENTS, late_message_error(error, current_request_id()))
     if speaks_ollama(scope):
-        return to_json(ollama_error(error) | error.late_fields) + b"\n"
+        return write_chunk(LINES, ollama_error(error) | error.late_fields)
     if scope["path"].startswith(RESPONSES_PATH):
         fields = {"code": error.code, "message": error.message, "param": error.param}
         last = {"type": "error", **fields, **error.late_fields, "sequence_number": number}
-        return event(last, named=True)
-    return event(error.late_body())
+        return write_chunk(NAMED_EVENTS, last)
+    return write_chunk(EVENTS, error.late_body())

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.protocol.ollama.answer import Durations, Kind, Loaded, ModelInfo, OllamaAnswer
+from server.protocol.ollama.answer import Kind, Loaded, ModelInfo, OllamaAnswer
 from server.protocol.ollama.request import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -19,7 +19,7 @@ from server.protocol.ollama.request import (
     keep_alive_s,
 )
 from server.protocol.wire_errors import UnknownModelError
-from server.routes.answering import LineFraming
+from server.routes.answering import sign_of_life
 from server.routes.ollama import PS, add_list_routes
 from server.routes.reading import parse_body, read_json
 from server.supervisor.forward import StreamStart, not_loaded, sent_headers
@@ -32,7 +32,6 @@ BODIES: dict[str, tuple[Kind, Parse]] = {
     "/api/chat": ("chat", OllamaChatRequest.model_validate_json),
     "/api/generate": ("generate", OllamaGenerateRequest.model_validate_json),
 }
-NO_TIME = Durations(0.0, 0.0, 0.0)
 NO_ABILITIES = Abilities((), "")
 
 
@@ -113,7 +112,7 @@ async def unload(
         return None
     wire.check(front.config.limits)
     unloads = await front.models.stop_model(model)
-    answer = OllamaAnswer(kind, model.name, bytes, lambda: NO_TIME)
+    answer = OllamaAnswer(kind, model.name, bytes)
     return JSONResponse(answer.nothing(unloads=unloads))
 
 
@@ -129,6 +128,6 @@ def line_stream(path: str, model: str) -> StreamStart | None:
     The first line has an empty text, since clients parse every line as JSON."""
     if path not in BODIES:
         return None
-    answer = OllamaAnswer(BODIES[path][0], model, bytes, lambda: NO_TIME)
-    line = LineFraming().sign_of_life(answer)
-    return StreamStart(LineFraming.media_type.encode(), line, begins_at_once=True)
+    answer = OllamaAnswer(BODIES[path][0], model, bytes)
+    media_type = answer.stream_form.media_type.encode()
+    return StreamStart(media_type, sign_of_life(answer), begins_at_once=True)

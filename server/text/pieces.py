@@ -78,7 +78,11 @@ class Usage:
     kept_tokens: int = 0
     """Number of prompt tokens in the prefix cache after the request, also if cached before."""
     first_token_s: float | None = field(default=None, compare=False)
-    """Seconds from the request's arrival to its first token."""
+    """Seconds from the request's arrival to its first token, including the wait in the queue."""
+    generating_s: float = field(default=0.0, compare=False)
+    """The longest time in seconds from an answer's first token to its newest token."""
+    elapsed_s: float = field(default=0.0, compare=False)
+    """Seconds from the request's arrival until now."""
     tokens_per_s: float | None = field(default=None, compare=False)
 
 

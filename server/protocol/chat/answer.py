@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from server.protocol.answers import (
+    EVENTS,
     Json,
     ResponseMetadata,
     StreamForm,
@@ -60,7 +61,7 @@ class _ChatChoice:
 class ChatAnswer:
     """One chat completion, streamed or whole."""
 
-    stream_form: ClassVar[StreamForm] = StreamForm.EVENTS
+    stream_form: ClassVar[StreamForm] = EVENTS
 
     metadata: ResponseMetadata
     token_bytes: TokenText

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from engine.types import PrefixReport
 from server.protocol.answers import (
+    NAMED_EVENTS,
     GatheredCall,
     Json,
     ResponseMetadata,
@@ -139,7 +140,7 @@ class MessageAnswer:
     in message_delta replace them. So if ``counts_cache``, message_start waits for the first delta,
     which tells how much of the prompt came from the cache."""
 
-    stream_form: ClassVar[StreamForm] = StreamForm.NAMED_EVENTS
+    stream_form: ClassVar[StreamForm] = NAMED_EVENTS
 
     metadata: ResponseMetadata
     prompt_tokens: int

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Literal
 
-from server.protocol.answers import GatheredCall, Json, StreamForm, TokenText, token_objects
+from server.protocol.answers import LINES, GatheredCall, Json, StreamForm, TokenText, token_objects
 from server.protocol.wire_errors import ApiError, UnknownModelError
 from server.text.conversation import Channel
 from server.text.pieces import AnswerPiece, Delta, ToolCallArguments, ToolCallStart, Usage
@@ -186,28 +186,15 @@ Kind = Literal["chat", "generate"]
 TEXT = {"chat": "content", "generate": "response"}
 
 
-@dataclass(frozen=True, slots=True)
-class Durations:
-    """The durations of an answer's parts, in seconds."""
-
-    total_s: float
-    """Time from the request's arrival until now."""
-    prompt_s: float
-    """Time from the request's arrival to the first token, including the wait in the queue."""
-    answer_s: float
-    """Time from the first token to the newest token."""
-
-
 @dataclass(slots=True)
 class OllamaAnswer:
     """One answer, streamed or whole."""
 
-    stream_form: ClassVar[StreamForm] = StreamForm.LINES
+    stream_form: ClassVar[StreamForm] = LINES
 
     kind: Kind
     model: str
     token_bytes: TokenText
-    durations: Callable[[], Durations]
     now_ns: Callable[[], int] = time.time_ns
     _call: GatheredCall | None = None
     _has_text: bool = False
@@ -261,16 +248,15 @@ class OllamaAnswer:
         return head | {"message": {"role": "assistant"} | text | part, "done": False}
 
     def _end(self, usage: Usage) -> Json:
-        spent = self.durations()
         return {
             "done": True,
             "done_reason": "length" if self._finish == "length" else "stop",
-            "total_duration": nanoseconds(spent.total_s),
+            "total_duration": nanoseconds(usage.elapsed_s),
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,
-            "prompt_eval_duration": nanoseconds(spent.prompt_s),
+            "prompt_eval_duration": nanoseconds(usage.first_token_s or 0.0),
             "eval_count": usage.completion_tokens,
-            "eval_duration": nanoseconds(spent.answer_s),
+            "eval_duration": nanoseconds(usage.generating_s),
         }
 
     def _parts(self, delta: Delta) -> list[Json]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from server.protocol.answers import (
+    NAMED_EVENTS,
     Json,
     ResponseMetadata,
     StreamForm,
@@ -160,7 +161,7 @@ class SearchItem(CallItem):
 class ResponseAnswer:
     """One response, streamed or whole."""
 
-    stream_form: ClassVar[StreamForm] = StreamForm.NAMED_EVENTS
+    stream_form: ClassVar[StreamForm] = NAMED_EVENTS
 
     metadata: ResponseMetadata
     """The metadata of the response. The id is ``resp_`` and a key unique to the response."""

@@ -6,7 +6,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from server.protocol.answers import ResponseMetadata
 from server.protocol.common import WireModel
 from server.protocol.messages.answer import MessageAnswer, message_error
-from server.protocol.ollama.answer import Durations, OllamaAnswer
+from server.protocol.ollama.answer import OllamaAnswer
 from server.protocol.responses.answer import ResponseAnswer
 from server.protocol.wire_errors import (
     REPLICA_LOST,
@@ -139,6 +139,6 @@ def test_a_stream_that_fails_in_passing_says_when_to_ask_again() -> None:
     for told in (
         response.failure(error)["response"]["error"],
         MessageAnswer(metadata, 1, 0).failure(error)["error"],
-        OllamaAnswer("chat", "m", bytes, lambda: Durations(0, 0, 0)).failure(error),
+        OllamaAnswer("chat", "m", bytes).failure(error),
     ):
         assert told["retry_after_s"] == 1

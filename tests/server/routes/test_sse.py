@@ -7,10 +7,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from server.chat.generation import Choices
-from server.protocol.answers import Answer, ResponseMetadata
+from server.protocol.answers import EVENTS, Answer, ResponseMetadata
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import ResponseOptions
-from server.routes.answering import DONE, SIGN_OF_LIFE, AnswerStream
+from server.routes.answering import SIGN_OF_LIFE, AnswerStream
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import events, finish_of, streamed
 from tests.server.streams import Batches, PreparedStream, prepared, said
@@ -60,7 +60,7 @@ async def test_a_step_is_one_write(tokenizer: Tokenizer) -> None:
     assert json.loads(first.removeprefix(b"data: "))["choices"][0]["delta"]["role"] == "assistant"
     # The finish is an event of its own; the end goes with it.
     assert [step.count(b"data: ") for step in steps] == [1, 3]
-    assert steps[-1].endswith(DONE)
+    assert steps[-1].endswith(EVENTS.end)
     chunks = events(b"".join(bodies(messages)))
     assert (streamed(chunks), finish_of(chunks)) == ("Hello you", "length")
     assert stream.closed
