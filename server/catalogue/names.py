@@ -1,7 +1,7 @@
 """Checks names of models, such as ids of the Hugging Face hub, and explains common mistakes."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -17,6 +17,8 @@ OLLAMA_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]+:[\w.-]+")
 FILES = (".gguf", ".safetensors")
 # The longest texts that are quoted from a model's files: for a problem, and for a single word.
 MAX_PROBLEM_CHARS, MAX_WORD_CHARS = 1000, 100
+# Ollama's clients add this tag to model names that have no tag.
+LATEST = ":latest"
 # Longer names are not compared with known names, because that would take long.
 MAX_COMPARED_CHARS = 200
 EXAMPLES = "Qwen/Qwen3-4B or mlx-community/Qwen3-4B-4bit"
@@ -38,6 +40,25 @@ def split_revision(name: str) -> tuple[str, str | None]:
     """Split ``NAME@REVISION``. The revision is None for a text without ``@``."""
     base, at, revision = name.partition("@")
     return (base, revision) if at and REVISION.fullmatch(revision) else (name, None)
+
+
+def plain_name(name: str) -> str:
+    """Return a name in lower case, without slashes at its end or Ollama's tag ``:latest``."""
+    return name.casefold().removesuffix(LATEST).rstrip("/")
+
+
+def match(name: str, models: Collection[str]) -> str | None:
+    """Return the one of ``models`` that ``name`` means, or None if none or several match. Names
+    are compared as ``plain_name`` returns them, and organisations only if both names have one:
+    ``name`` matches ``org/name``, but ``mine/name`` does not match ``yours/name``."""
+    plain, plains = plain_name(name), {model: plain_name(model) for model in models}
+    if name in models and plain:
+        return name
+    base = plain.rpartition("/")[2]
+    alike = [model for model, other in plains.items() if plain and base == other.rpartition("/")[2]]
+    same = [model for model in alike if plains[model] == plain]
+    matches = same or [each for each in alike if "/" not in plain or "/" not in plains[each]]
+    return matches[0] if len(matches) == 1 else None
 
 
 def nearest(name: str, known: Iterable[str], separator: str = "/") -> str | None:

@@ -3,19 +3,17 @@
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from engine.types import EngineLimits, SamplingParams
-from server.catalogue.names import nearest
+from server.catalogue.names import match, nearest
 from server.protocol.answers import ResponseMetadata
 from server.protocol.common import MAX_BODY_TOKEN_IDS, SamplingFields
 from server.protocol.ollama.answer import NO_FACTS, ModelFacts
 from server.protocol.wire_errors import ContextOverflowError, UnknownModelError, invalid
 
 ID_BYTES = 12
-# Ollama's clients add this tag to model names that have no tag.
-DEFAULT_TAG = ":latest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +29,14 @@ class ServedModel:
     """True if every name is accepted, because a supervisor has already chosen the model."""
     facts: ModelFacts = NO_FACTS
     """Facts about the model's files, for people and programs that choose a model."""
-    created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def id(self) -> str:
         return self.names[0]
 
     def is_called(self, name: str) -> bool:
-        """Return True if a client's name means this model. Case, trailing slashes and Ollama's
-        default tag are ignored. Organisations are compared only if both names have one: ``name``
-        matches ``org/name``, but ``mine/name`` does not match ``yours/name``."""
-        if self.any_name:
-            return True
-        requested = _without_end(name)
-        base = requested.rpartition("/")[2]
-        names = [_without_end(name) for name in self.names]
-        bases = [name.rpartition("/")[2] for name in names]
-        return bool(requested) and (requested in names or base in names or requested in bases)
+        """Return True if a client's name means this model."""
+        return self.any_name or any(match(name, [own]) for own in self.names)
 
     def check(self, name: str | None) -> None:
         """Raise ApiError (404) if a name means another model. An empty name means this model."""
@@ -58,10 +47,6 @@ class ServedModel:
         return ResponseMetadata(
             f"{prefix}{separator}{secrets.token_hex(ID_BYTES)}", int(time.time()), self.id
         )
-
-
-def _without_end(name: str) -> str:
-    return name.casefold().removesuffix(DEFAULT_TAG).rstrip("/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def announce(settings: Config, plan: EnginePlan, model: str, url: str) -> None:
     log.info(serving, banner=banner(settings, serving, url, lines, generates=generates))
 
 
-def announce_several(settings: Config, url: str, models: Sequence[str], budget_bytes: int) -> None:
+def announce_several(settings: Config, models: Sequence[str], budget_bytes: int, url: str) -> None:
     """Announce a server of several models. budget_bytes: memory for all models together."""
     serving = f"serving {len(models)} models on {url}"
     if settings.log.format == "json":

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
@@ -29,7 +30,7 @@ from server.cli.models import Machine
 from server.cli.serve import STOP_TIMEOUT_S, checked_settings, keep_awake
 from server.config import Config, StartError, Tables, engine_config
 from server.http.listener import reserve, reserved_for_ollama
-from server.http.server import DrainedServer, http_config, run, url_of
+from server.http.server import serve_app
 from server.protocol.ollama.answer import ModelFacts, capabilities
 from server.supervisor.app import create_front
 from server.supervisor.front import Front
@@ -63,19 +64,9 @@ def serve_models(
     ):
         start = Start(COMMAND, folder, settings.server.drain_s + STOP_TIMEOUT_S)
         front = make_front(settings, names, start, reading)
-        app, metrics = create_front(front)
-        config = http_config(settings, app, metrics)
-
-        def announce() -> None:
-            models = front.models
-            announce_several(settings, url_of(listener), list(models.models), models.budget_bytes)
-
-        run(
-            DrainedServer(config, front, front.drain, settings.server.drain_s),
-            listener,
-            announce,
-            others,
-        )
+        models = list(front.models.models)
+        announce = partial(announce_several, settings, models, front.models.budget_bytes)
+        serve_app(settings, create_front(front), front, listener, announce, others)
     log.info("ended")
 
 
@@ -201,11 +192,6 @@ class ModelOnDisk:
     @property
     def name(self) -> str:
         return self.local.name
-
-    @property
-    def created(self) -> int:
-        """Modification time of the files, in Unix seconds."""
-        return int(self.local.modified)
 
     @property
     def pinned(self) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -14,18 +14,26 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.machine import release_free_memory
 from server.chat.drain import Drain
-from server.config import Config, engine_config
+from server.config import engine_config
 from server.http.errors import add_error_handlers
 from server.http.guards.answers import AnswerGuard
 from server.http.guards.body import BodyLimit, UnreadBody
 from server.http.guards.hosts import AllowedHosts, AllowedOrigins, HostGuard, OriginGuard
 from server.http.guards.keys import KeyGuard, Keys
 from server.http.observer import RequestObserver
-from server.metrics.requests import CountRefusal
-from server.routes import completions, embeddings, models, ollama, operations, responses, tokenize
+from server.metrics.answer_times import RecentRequests
+from server.routes import (
+    completions,
+    embeddings,
+    models,
+    ollama,
+    operations,
+    page,
+    responses,
+    tokenize,
+)
 from server.routes.openapi import DescribedApp
-from server.routes.page import add_page_routes
-from server.routes.service import Service
+from server.routes.service import Served, Service
 
 # Seconds between two checks of whether the server is idle.
 LOOK_S = 15.0
@@ -67,7 +75,13 @@ class TrailingSlash:
         await self._app(scope, receive, send)
 
 
-ROUTES = (completions, embeddings, models, ollama, operations, responses, tokenize)
+SHARED_ROUTES = (
+    models.add_routes,
+    ollama.add_model_routes,
+    operations.add_state_routes,
+    page.add_page_routes,
+)
+ROUTES = (completions, embeddings, ollama, operations, responses, tokenize)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -77,23 +91,51 @@ def create_app(service: Service) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.client.attach()
         keep_s, forget = engine_config(service.config).prefix_keep_s, service.grammars.forget
-        releasing = asyncio.create_task(release_when_idle(service.drain, keep_s, forget))
-        yield
-        releasing.cancel()
+        async with in_background(release_when_idle(service.drain, keep_s, forget)):
+            yield
         await service.grammars.close()
 
-    observer = partial(
-        RequestObserver,
-        metrics=service.metrics,
-        recent=service.recent,
-        logs_requests=service.config.log.requests,
-        model=service.model.id,
-    )
-    app = ObservedApp(observer, lifespan=lifespan)
+    app = app_of(service, service.recent, service.model.id, lifespan=lifespan)
     for routes in ROUTES:
         routes.add_routes(app.router, service)
-    add_page_routes(app.router, service.config)
-    add_guards(app, service.config, service.drain, service.metrics.count_refusal)
+    return app
+
+
+@asynccontextmanager
+async def in_background(*work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run coroutines while the context is open, then cancel them."""
+    tasks = [asyncio.create_task(each) for each in work]
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def app_of(
+    served: Served, recent: RecentRequests, model: str | None = None, **options: Any
+) -> FastAPI:
+    """Make an application with the routes that every server has, guards, and error handlers.
+    ``model``: the name for the log if there is one model only. Raises SettingError."""
+    config, count = served.config, served.metrics.count_refusal
+    observer = partial(
+        RequestObserver,
+        metrics=served.metrics,
+        recent=recent,
+        logs_requests=config.log.requests,
+        model=model,
+    )
+    app = ObservedApp(observer, **options)
+    for add_routes in SHARED_ROUTES:
+        add_routes(app.router, served)
+    # From the innermost to the outermost.
+    app.add_middleware(TrailingSlash)
+    max_body_bytes = int(config.limits.max_body_bytes)
+    app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes, count=count)
+    app.add_middleware(AnswerGuard, drain=served.drain, count_refusal=count)
+    app.add_middleware(KeyGuard, keys=Keys.of(config.access), count=count)
+    app.add_middleware(OriginGuard, allowed=AllowedOrigins.of(config.access), count=count)
+    app.add_middleware(HostGuard, allowed=AllowedHosts.of(config), count=count)
+    app.add_middleware(UnreadBody)
     add_error_handlers(app)
     return app
 
@@ -114,15 +156,3 @@ class ObservedApp(DescribedApp):
 
     def build_middleware_stack(self) -> ASGIApp:
         return self._observer(super().build_middleware_stack())
-
-
-def add_guards(app: FastAPI, config: Config, drain: Drain, count: CountRefusal) -> None:
-    """Add the guards, from the innermost to the outermost. Raises SettingError."""
-    app.add_middleware(TrailingSlash)
-    max_body_bytes = int(config.limits.max_body_bytes)
-    app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes, count=count)
-    app.add_middleware(AnswerGuard, drain=drain, count_refusal=count)
-    app.add_middleware(KeyGuard, keys=Keys.of(config.access), count=count)
-    app.add_middleware(OriginGuard, allowed=AllowedOrigins.of(config.access), count=count)
-    app.add_middleware(HostGuard, allowed=AllowedHosts.of(config), count=count)
-    app.add_middleware(UnreadBody)

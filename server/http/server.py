@@ -14,13 +14,13 @@ from fastapi import FastAPI
 from uvicorn.server import ServerState
 
 from engine.machine import raise_descriptor_limit
-from server.chat.drain import Drain, Requests
+from server.chat.drain import Drain
 from server.config import Config
 from server.http.app import create_app
 from server.http.guards.connections import MAX_HEADER_BYTES, guarded_protocol
 from server.http.listener import listen_on
 from server.metrics import HttpMetrics
-from server.routes.service import Service
+from server.routes.service import Served, Service
 
 # At the server's end, connections whose client does not read are cut after this many seconds.
 CLOSE_TIMEOUT_S = 1
@@ -47,19 +47,38 @@ def listen(
 ) -> None:
     """Serve on ``listener`` and ``others`` until a signal arrives or the engine fails. Once clients
     can connect, call ``ready``, or log the address if ``ready`` is None. Raises SettingError."""
-    config = http_config(settings, create_app(service), service.metrics)
-    server = DrainedServer(config, service.client, service.drain, settings.server.drain_s)
 
-    def tell() -> None:
-        url = url_of(listener)
+    def announce(url: str) -> None:
         if ready is None:
             log.info(f"serving {service.model.id} on {url}")
         else:
             ready(service.drain, url)
-        for other in others:
-            log.info(f"also on {url_of(other)}")
 
-    run(server, listener, tell, others)
+    serve_app(settings, create_app(service), service, listener, announce, others)
+
+
+def serve_app(
+    settings: Config,
+    app: FastAPI,
+    served: Served,
+    listener: socket.socket,
+    announce: Callable[[str], None],
+    others: Sequence[socket.socket] = (),
+) -> None:
+    """Serve an application as ``listen`` does. Call ``announce`` with the address."""
+    config = http_config(settings, app, served.metrics)
+    server = DrainedServer(config, served, settings.server.drain_s)
+    # uvicorn sets this handler, too, but only while it serves. A signal just before or after that
+    # must not kill the process, because the exit code after a signal is 0.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, server.handle_exit)
+    listeners = [listener, *others]
+    for each in listeners:
+        listen_on(each, LISTEN_BACKLOG)
+    announce(url_of(listener))
+    for other in others:
+        log.info(f"also on {url_of(other)}")
+    server.run(sockets=listeners)
 
 
 def url_of(listener: socket.socket) -> str:
@@ -136,13 +155,11 @@ class DrainedServer(GuardedServer):
     """A server that lets running answers end after a signal, and answers 503 to new requests. Idle
     connections stay open: a request may be on its way. If the engine fails, the server ends."""
 
-    def __init__(
-        self, config: uvicorn.Config, requests: Requests, drain: Drain, drain_s: float
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, served: Served, drain_s: float) -> None:
         super().__init__(config)
         self.server_state = FreshState(config)
-        self._requests = requests
-        self._drain = drain
+        self._served = served
+        self._drain = served.drain
         self._drain_s = drain_s
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -163,7 +180,7 @@ class DrainedServer(GuardedServer):
 
     async def on_tick(self, counter: int) -> bool:
         """Return True if the server must end."""
-        if await super().on_tick(counter) or not self._requests.alive:
+        if await super().on_tick(counter) or not self._served.alive:
             return True
         if not self._drain.draining:
             return False
@@ -175,23 +192,5 @@ class DrainedServer(GuardedServer):
             )
         else:
             log.info("ending")
-        await self._drain.finish(self._requests, self._drain_s)
+        await self._drain.finish(self._served, self._drain_s)
         return True
-
-
-def run(
-    server: DrainedServer,
-    listener: socket.socket,
-    announce: Callable[[], None],
-    others: Sequence[socket.socket] = (),
-) -> None:
-    """Run a server on ``listener`` and ``others``. Call ``announce`` once clients can connect."""
-    # uvicorn sets this handler, too, but only while it serves. A signal just before or after that
-    # must not kill the process, because the exit code after a signal is 0.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, server.handle_exit)
-    listeners = [listener, *others]
-    for each in listeners:
-        listen_on(each, LISTEN_BACKLOG)
-    announce()
-    server.run(sockets=listeners)

@@ -72,8 +72,11 @@ class HttpMetrics(Collector):
         self._open_connections -= 1
         assert self._open_connections >= 0, "a connection was closed twice"
 
-    def render(self) -> bytes:
+    async def page(self) -> bytes:
         """Return the text for a Prometheus scrape."""
+        return self.render()
+
+    def render(self) -> bytes:
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:

@@ -103,7 +103,7 @@ class Ingress:
             for each in (listener, *others):
                 listen_on(each, LISTEN_BACKLOG)
             self._url = url_of(listener)
-            self._server = DrainedServer(config, engine, service.drain, settings.server.drain_s)
+            self._server = DrainedServer(config, service, settings.server.drain_s)
             await self._server.serve(sockets=[listener, *others])
         log.info("ended")
 

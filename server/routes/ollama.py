@@ -1,6 +1,5 @@
-"""Ollama's API for a server of one model: version, tags, ps, show, chat, generate, embed."""
+"""Ollama's API: version, tags, ps, show, chat, generate, embed."""
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -14,10 +13,7 @@ from server.metrics.answer_times import RequestTimes
 from server.protocol.embeddings import Vectors, list_pieces
 from server.protocol.ollama.answer import (
     Kind,
-    Loaded,
-    ModelInfo,
     OllamaAnswer,
-    capabilities,
     nanoseconds,
     ps_answer,
     show_answer,
@@ -37,103 +33,74 @@ from server.routes.answering import CLIENT_CLOSED_REQUEST, json_response
 from server.routes.completions import encoded_text
 from server.routes.embeddings import vectors_of
 from server.routes.openapi import LINES, takes
-from server.routes.service import Service
+from server.routes.reading import read_body
+from server.routes.service import Served, Service
 
-PS = "/api/ps"
-
-
-def add_routes(router: APIRouter, service: Service) -> None:
-    async def infos() -> list[ModelInfo]:
-        return [info_of(service)]
-
-    async def info_for(request: Request) -> ModelInfo:
-        wire = await service.reader.read(request, ShowRequest)
-        service.model.check(wire.name)
-        return info_of(service)
-
-    add_list_routes(router, infos, lambda _: infos(), info_for)
-    _add_answers(router, service)
-    _add_vectors(router, service)
+PS, SHOW = "/api/ps", "/api/show"
+KINDS: dict[str, Kind] = {"/api/chat": "chat", "/api/generate": "generate"}
+BODIES: dict[Kind, type[OllamaChatRequest | OllamaGenerateRequest]] = {
+    "chat": OllamaChatRequest,
+    "generate": OllamaGenerateRequest,
+}
 
 
-def info_of(service: Service) -> ModelInfo:
-    template, kv, facts = service.tokenizer.template, service.client.stats.kv, service.model.facts
-    return ModelInfo(
-        service.model.id,
-        facts,
-        service.rules.max_model_len,
-        capabilities(
-            embeds=service.client.limits.embedding_size is not None,
-            calls=template.tool_format is not None,
-            thinks=template.knows_thoughts,
-        ),
-        loaded=Loaded(
-            facts.weights_bytes + (0 if kv is None else kv.committed_bytes),
-            facts.fixed_bytes + (0 if kv is None else kv.capacity_bytes),
-            on_gpu=facts.on_gpu,
-        ),
-        template=template.text,
-    )
+def empty_answer(kind: Kind, model: str) -> OllamaAnswer:
+    """Return an answer without tokens."""
+    return OllamaAnswer(kind, model, bytes)
 
 
-def add_list_routes(
-    router: APIRouter,
-    all_infos: Callable[[], Awaitable[list[ModelInfo]]],
-    loaded_infos: Callable[[Request], Awaitable[list[ModelInfo]]],
-    info_for: Callable[[Request], Awaitable[ModelInfo]],
-) -> None:
-    """Add /api/version, tags, ps and show. ``info_for`` finds the model that a request names."""
+def add_model_routes(router: APIRouter, served: Served) -> None:
+    """Add the routes that list and show models."""
 
     async def version() -> dict[str, Any]:
         return version_answer()
 
     async def tags() -> dict[str, Any]:
-        return tags_answer(await all_infos())
+        return tags_answer(await served.list_models())
 
-    async def ps(request: Request) -> dict[str, Any]:
-        return ps_answer(await loaded_infos(request))
+    async def ps() -> dict[str, Any]:
+        return ps_answer(await served.list_loaded())
 
     for path, answer in (("/api/version", version), ("/api/tags", tags), (PS, ps)):
         router.add_api_route(path, answer)
         router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
 
-    @router.post("/api/show", openapi_extra=takes(ShowRequest))
+    @router.post(SHOW, openapi_extra=takes(ShowRequest))
     async def show(request: Request) -> dict[str, Any]:
-        return show_answer(await info_for(request))
+        wire = await read_body(request, served.config.limits, ShowRequest)
+        return show_answer(await served.describe_model(wire.model or wire.name))
+
+
+def add_routes(router: APIRouter, service: Service) -> None:
+    _add_answers(router, service)
+    _add_vectors(router, service)
 
 
 def _add_answers(router: APIRouter, service: Service) -> None:
     reader, prompts, answering = service.reader, service.prompts, service.answering
 
-    @router.post("/api/chat", openapi_extra=takes(OllamaChatRequest, LINES))
-    async def chat(request: Request) -> Response:
-        wire = await reader.read(request, OllamaChatRequest)
-        answer = new_answer("chat")
-        if wire.only_loads:
-            return loaded(wire, answer)
-        prompt = await templated(request, wire, admitted(request, wire))
-        return await answering.respond(request, answer, prompt, stream=wire.streams)
+    def add(path: str, kind: Kind) -> None:
+        body_type = BODIES[kind]
 
-    @router.post("/api/generate", openapi_extra=takes(OllamaGenerateRequest, LINES))
-    async def generate(request: Request) -> Response:
-        wire = await reader.read(request, OllamaGenerateRequest)
-        answer = new_answer("generate")
-        if wire.only_loads:
-            return loaded(wire, answer)
-        salt = admitted(request, wire)
-        make = raw if wire.raw else templated
-        prompt = await make(request, wire, salt)
-        return await answering.respond(request, answer, prompt, stream=wire.streams)
+        @router.post(path, name=kind, openapi_extra=takes(body_type, LINES))
+        async def respond(request: Request) -> Response:
+            wire = await reader.read(request, body_type)
+            if wire.only_loads:
+                return loaded(kind, wire)
+            salt = reader.salt(request, wire.cache_salt)
+            service.admission.check_answers(salt.tenant)
+            answer = new_answer(kind)
+            if isinstance(wire, OllamaGenerateRequest) and wire.raw:
+                prompt = await raw(wire, salt)
+            else:
+                prompt = await templated(request, wire, salt)
+            return await answering.respond(request, answer, prompt, stream=wire.streams)
 
-    def admitted(request: Request, wire: AnswerFields) -> PrefixSalt:
-        salt = reader.salt(request, wire.cache_salt)
-        service.admission.check_answers(salt.tenant)
-        return salt
-
-    def loaded(wire: AnswerFields, answer: OllamaAnswer) -> Response:
+    def loaded(kind: Kind, wire: AnswerFields) -> Response:
         """Answer a request to load the model, which is always loaded while the engine runs."""
         if not service.client.alive:
             raise service.admission.no_engine()
+        answer = empty_answer(kind, service.model.id)
         return JSONResponse(answer.nothing(unloads=wire.unloads))
 
     def new_answer(kind: Kind) -> OllamaAnswer:
@@ -148,7 +115,7 @@ def _add_answers(router: APIRouter, service: Service) -> None:
         )
         return await prompts.prompt(spec, salt)
 
-    async def raw(_: Request, wire: OllamaGenerateRequest, salt: PrefixSalt) -> Prompt:
+    async def raw(wire: OllamaGenerateRequest, salt: PrefixSalt) -> Prompt:
         rules, options = service.rules, wire.chosen_options
         ids = (await encoded_text(service, wire.prompt or "", "prompt")).ids
         rules.check_prompt(ids, "prompt")
@@ -157,6 +124,9 @@ def _add_answers(router: APIRouter, service: Service) -> None:
             sampling, len(ids), options.max_tokens, LENGTH_PARAM, wire.num_logprobs
         )
         return Prompt(Submission(ids, (params,), salt=salt), sampling.stop_strings())
+
+    for path, kind in KINDS.items():
+        add(path, kind)
 
 
 def _add_vectors(router: APIRouter, service: Service) -> None:

@@ -9,10 +9,9 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from server.chat.admission import generates
 from server.protocol.wire_errors import come_back, shutting_down, unavailable
 from server.routes.memory import MemoryMapCache
-from server.routes.service import Service
+from server.routes.service import Served, Service
 
 REPLICAS = "/cluster/replicas"
 REPLICAS_DESCRIPTION = (
@@ -33,7 +32,6 @@ def add_routes(router: APIRouter, service: Service) -> None:
     _add_gateway_routes(router, service)
     _add_memory_routes(router, service)
     _add_replica_routes(router, service)
-    _add_operation_routes(router, service)
 
 
 def _add_gateway_routes(router: APIRouter, service: Service) -> None:
@@ -79,39 +77,35 @@ def _add_gateway_routes(router: APIRouter, service: Service) -> None:
         router.add_api_route(f"/get_{name}", answer, methods=["GET"], include_in_schema=False)
 
 
-def who_answers() -> dict[str, str]:
-    """Return name and version, for clients that check the server before they send requests."""
-    return {"name": "quire", "version": version("quire"), "models": "/v1/models"}
-
-
-def _add_operation_routes(router: APIRouter, service: Service) -> None:
-    client, drain, figures = service.client, service.drain, service.metrics
+def add_state_routes(router: APIRouter, served: Served) -> None:
+    """Add the routes with which programs check a server and read its figures."""
+    drain, figures = served.drain, served.metrics
 
     @router.get("/version", include_in_schema=False)
     async def get_version() -> dict[str, str]:
         # The web page takes the path of the list of replicas from this answer.
-        return who_answers() | ({} if service.replicas is None else {"replicas": REPLICAS})
+        replicas = {} if served.replicas is None else {"replicas": REPLICAS}
+        own = {"name": "quire", "version": version("quire"), "models": "/v1/models"}
+        return own | replicas
 
     @router.head("/api/hello", include_in_schema=False)  # Claude Code's first request
     @router.get("/health")
     async def health() -> Response:
-        if not client.alive:
+        if not served.alive:
             raise unavailable("The engine has ended.")
         return JSONResponse({"status": "draining" if drain.draining else "ok"})
 
     @router.get("/ready")
     async def ready() -> Response:
-        """Generates a token: a server whose engine is stuck is not ready."""
         if drain.draining:
             raise shutting_down()
-        if not await generates(client, service.config.server.ready_timeout_s):
-            raise unavailable("The engine did not generate a token in time.")
+        await served.check_ready()
         return JSONResponse({"status": "ready"})
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         figures.draining = drain.draining
-        return Response(figures.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await figures.page(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_replica_routes(router: APIRouter, service: Service) -> None:

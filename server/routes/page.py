@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 import server
-from server.config import Config
+from server.routes.service import Served
 
 INDEX = "index.html"
 KINDS = {
@@ -61,9 +61,9 @@ class PageFile:
         return Response(self.content, media_type=self.kind, headers=headers)
 
 
-def add_page_routes(router: APIRouter, config: Config) -> None:
+def add_page_routes(router: APIRouter, served: Served) -> None:
     """Add the routes. If the page is switched off, ``/`` always answers with the plain text."""
-    page = read_page() if config.server.page else {}
+    page = read_page() if served.config.server.page else {}
     options: dict[str, Any] = {"methods": ["GET", "HEAD"], "include_in_schema": False}
 
     async def root(request: Request) -> Response:

@@ -1,11 +1,10 @@
 """Reads a request's body, and the salt that separates tenants' prompts in the prefix cache."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from engine.types import PrefixSalt
@@ -29,7 +28,7 @@ class ConversationBody(Protocol):
         """Return the conversation in the form that all APIs share. Raises ApiError."""
 
 
-T = TypeVar("T")
+ModelT = TypeVar("ModelT", bound=BaseModel)
 BodyT = TypeVar("BodyT", bound=RequestFields)
 GeneratingT = TypeVar("GeneratingT", bound=SamplingFields)
 
@@ -44,10 +43,17 @@ async def read_json(request: Request, limits: LimitsSection) -> bytes:
     return body
 
 
-def parse_body(parse: Callable[[bytes], T], body: bytes) -> T:
-    """Parse a body with ``parse``. Raises ApiError that names an invalid parameter."""
+async def read_body(request: Request, limits: LimitsSection, body_type: type[BodyT]) -> BodyT:
+    """Read, parse and check a body. Raises ApiError."""
+    body = parse_body(body_type, await read_json(request, limits))
+    body.check(limits)
+    return body
+
+
+def parse_body(body_type: type[ModelT], body: bytes) -> ModelT:
+    """Parse a body. Raises ApiError that names an invalid parameter."""
     try:
-        return parse(body)
+        return body_type.model_validate_json(body)
     except ValidationError as error:
         raise from_validation(error, body) from error
 
@@ -73,8 +79,7 @@ class RequestReader:
         return body, salt
 
     async def read(self, request: Request, body_type: type[BodyT]) -> BodyT:
-        raw = await read_json(request, self.config.limits)
-        body = parse_body(body_type.model_validate_json, raw)
+        body = parse_body(body_type, await read_json(request, self.config.limits))
         self.model.check(body.model)
         body.check(self.config.limits)
         return body

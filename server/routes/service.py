@@ -1,20 +1,22 @@
-"""The parts of one server, shared by all routes."""
+"""The parts of a server of one model, and what its routes share with a server of several models."""
 
 import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from engine.serving import ServingEngine
-from server.chat.admission import Admission
-from server.chat.drain import Drain
+from server.chat.admission import Admission, generates
+from server.chat.drain import Drain, Requests
 from server.chat.prompting import ChatPrompts
 from server.chat.salts import Salts
 from server.chat.served_model import PromptRules, ServedModel
 from server.config import Config
-from server.metrics import Metrics
+from server.metrics import HttpMetrics, Metrics
 from server.metrics.answer_times import RecentRequests
+from server.protocol.ollama.answer import Loaded, ModelInfo, capabilities
+from server.protocol.wire_errors import unavailable
 from server.routes.answering import Answering
 from server.routes.reading import RequestReader
 from server.text.calls.written import WrittenCalls
@@ -50,6 +52,35 @@ class ReplicaFigures:
     generated_tokens: int = 0
 
 
+class Served(Requests, Protocol):
+    """A server's state and models, for the routes that every server has."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def drain(self) -> Drain: ...
+    @property
+    def metrics(self) -> HttpMetrics: ...
+    @property
+    def replicas(self) -> Callable[[], list[ReplicaFigures]] | None:
+        """A function that returns a cluster's replicas, or None if this is no cluster."""
+
+    async def check_ready(self) -> None:
+        """Raise ApiError (503) if the server cannot answer requests for answers yet."""
+
+    async def list_models(self) -> list[ModelInfo]:
+        """Return the models that the server can serve."""
+
+    async def list_loaded(self) -> list[ModelInfo]:
+        """Return the models that are in memory."""
+
+    async def find_model(self, name: str | None) -> ModelInfo:
+        """Return the model that a request names. Raises ApiError (404)."""
+
+    async def describe_model(self, name: str | None) -> ModelInfo:
+        """Find a model, and read its capabilities and template. Raises ApiError (404 or 503)."""
+
+
 @dataclass(slots=True)
 class Service:
     """The parts of a server with one model. The properties make further parts from the fields."""
@@ -66,7 +97,6 @@ class Service:
     encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ENCODED_AT_ONCE))
     clock: Callable[[], float] = time.monotonic
     replicas: Callable[[], list[ReplicaFigures]] | None = None
-    """A function that returns a cluster's replicas. None if the engine runs in this process."""
     written_calls: WrittenCalls = field(init=False)
     reasoning_cache: ReasoningCache = field(init=False)
 
@@ -102,3 +132,42 @@ class Service:
     @property
     def answering(self) -> Answering:
         return Answering(self.client, self.tokenizer, self.admission, self.config, self.clock)
+
+    @property
+    def alive(self) -> bool:
+        return self.client.alive
+
+    def end_all(self, message: str) -> None:
+        self.client.end_all(message)
+
+    async def check_ready(self) -> None:
+        """Have a token generated: a server whose engine is stuck is not ready."""
+        if not await generates(self.client, self.config.server.ready_timeout_s):
+            raise unavailable("The engine did not generate a token in time.")
+
+    async def list_models(self) -> list[ModelInfo]:
+        return [await self.find_model(None)]
+
+    list_loaded = list_models
+
+    async def find_model(self, name: str | None) -> ModelInfo:
+        self.model.check(name)
+        template, kv, facts = self.tokenizer.template, self.client.stats.kv, self.model.facts
+        return ModelInfo(
+            self.model.id,
+            facts,
+            self.rules.max_model_len,
+            capabilities(
+                embeds=self.client.limits.embedding_size is not None,
+                calls=template.tool_format is not None,
+                thinks=template.knows_thoughts,
+            ),
+            loaded=Loaded(
+                facts.weights_bytes + (0 if kv is None else kv.committed_bytes),
+                facts.fixed_bytes + (0 if kv is None else kv.capacity_bytes),
+                on_gpu=facts.on_gpu,
+            ),
+            template=template.text,
+        )
+
+    describe_model = find_model

@@ -4,6 +4,7 @@ While a model is being loaded, its streamed answers begin with comments, which c
 
 import asyncio
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from pydantic_core import from_json
@@ -11,17 +12,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from server.chat.salts import request_key
 from server.http.errors import SAFE_HEADERS, error_response, note_error
 from server.protocol.answers import EVENTS, LINES, NAMED_EVENTS
 from server.protocol.common import HEADER, current_request_id
 from server.protocol.messages.answer import late_message_error
 from server.protocol.ollama.answer import ollama_error
-from server.protocol.wire_errors import ApiError, come_back
-from server.routes.answering import SIGN_OF_LIFE, STREAM_HEADERS, unless_left, write_chunk
-from server.routes.openapi import speaks_anthropic, speaks_ollama
-from server.supervisor.front import Front
-from server.supervisor.models import ManagedModel, NoRoomError
-from server.supervisor.process import Headers, LoadError, ModelProcess, NoAnswerError
+from server.protocol.wire_errors import ApiError
+from server.routes.answering import (
+    SIGN_OF_LIFE,
+    STREAM_HEADERS,
+    sign_of_life,
+    unless_left,
+    write_chunk,
+)
+from server.routes.ollama import KINDS, empty_answer
+from server.routes.openapi import OLLAMA_PATHS, speaks_anthropic, speaks_ollama
+from server.supervisor.front import FAILURES, Front, failure_of
+from server.supervisor.models import ManagedModel
+from server.supervisor.process import Headers, ModelProcess, NoAnswerError
 
 # Headers for a single connection (RFC 9110, section 7.6.1), which are not forwarded.
 OF_ONE_CONNECTION = {
@@ -39,46 +48,44 @@ RESPONSES_PATH = "/v1/responses"
 class StreamStart:
     """The beginning of a streamed answer while its model is being loaded."""
 
-    media_type: bytes
+    media_type: str
     sign_of_life: bytes
-    begins_at_once: bool
+    begins_at_once: bool = False
     """If False, begin after ``server.sse_ping_s``: until then, an error can set the HTTP status."""
 
 
-EVENT_STREAM = StreamStart(b"text/event-stream; charset=utf-8", SIGN_OF_LIFE, begins_at_once=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardedRequest:
-    """A request to a model. ``client`` is a digest of the client's key and address."""
-
-    model: ManagedModel
-    client: bytes
-    body: bytes
-    stream: StreamStart | None = None
-    """The beginning of the answer's stream, or None if the answer is not streamed."""
-    keep_alive_s: float | None = None
-    """Seconds for which the client wants the model loaded. A negative value means for ever."""
-
-
-def not_loaded(model: str, error: LoadError) -> ApiError:
-    message = f"The model {model} was not loaded: {error}"
-    return come_back(503, message, "model_not_loaded")
-
-
-def model_ended(model: str) -> ApiError:
-    message = f"The process of {model} has ended before its answer"
-    return come_back(503, message, "model_ended")
+def stream_start(path: str, model: str, stream: object) -> StreamStart | None:
+    """Return how the answer's stream begins, or None if the answer is not streamed. ``stream`` is
+    the field of the request's body."""
+    if (kind := KINDS.get(path)) is not None:
+        # The first line has an empty text, since clients parse every line as JSON.
+        line = sign_of_life(empty_answer(kind, model))
+        start = StreamStart(LINES.media_type, line, begins_at_once=True)
+        return None if stream is False else start
+    events = StreamStart("text/event-stream; charset=utf-8", SIGN_OF_LIFE)
+    return events if stream is True and not path.startswith(OLLAMA_PATHS) else None
 
 
 class ForwardedAnswer(Response):
     """The answer of a model's process to a client."""
 
-    def __init__(self, request: Request, front: Front, forwarded: ForwardedRequest) -> None:
+    def __init__(
+        self,
+        front: Front,
+        request: Request,
+        model: ManagedModel,
+        body: bytes = b"",
+        stream: StreamStart | None = None,
+        keep_alive_s: float | None = None,
+    ) -> None:
+        """``keep_alive_s``: as for ``ModelSupervisor.use``."""
         self.background = None
-        self._request = request
         self._front = front
-        self._forwarded = forwarded
+        self._request = request
+        self._model = model
+        self._body = body
+        self._stream = stream
+        self._keep_alive_s = keep_alive_s
         self._begun = False
         self._num_events = 0
 
@@ -87,28 +94,19 @@ class ForwardedAnswer(Response):
         await unless_left(self._request, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        forwarded = self._forwarded
-        model, name = forwarded.model, forwarded.model.name
+        model, client = self._model, client_of(self._request)
         try:
-            async with self._front.models.use(model, forwarded.client, forwarded.keep_alive_s):
+            async with self._front.models.use(model, client, self._keep_alive_s):
                 scope["state"]["forwarded"] = False
                 while not await self._relay(await self._process(send), send):
                     pass
             return
-        except LoadError as error:
-            failure = not_loaded(name, error)
-        except NoRoomError as error:
-            message = f"There is no memory for {name} now: {error}"
-            failure = come_back(503, message, "no_memory_for_model", error.retry_after_s)
-        except TimeoutError:
-            message = f"The model {name} is still being loaded"
-            failure = come_back(503, message, "model_loading")
-        except NoAnswerError:
-            failure = model_ended(name)
+        except tuple(FAILURES) as error:
+            failure = failure_of(model.name, error)
         note_error(scope["state"], failure)
         if not self._begun:
             await error_response(scope, failure)(scope, receive, send)
-        elif forwarded.stream is not None:
+        elif self._stream is not None:
             await self._end_with(failure, send)
         else:
             raise failure  # breaks the connection, so that the client notices the failure
@@ -116,17 +114,17 @@ class ForwardedAnswer(Response):
     async def _process(self, send: Send) -> ModelProcess:
         """Load the model if needed, and return its process. While the model is being loaded, begin
         the answer's stream. Raises LoadError, NoRoomError, TimeoutError."""
-        models, config, stream = self._front.models, self._front.config, self._forwarded.stream
-        if (process := models.running(self._forwarded.model)) is not None:
+        models, config, stream = self._front.models, self._front.config, self._stream
+        if (process := models.running(self._model)) is not None:
             return process
-        loading = asyncio.create_task(models.process_of(self._forwarded.model))
+        loading = asyncio.create_task(models.process_of(self._model))
         ping_s = config.server.sse_ping_s
         wait_s = None if stream is None else 0.0 if stream.begins_at_once else ping_s
         try:
             async with asyncio.timeout(config.models.load_timeout_s):
                 while not (await asyncio.wait((loading,), timeout=wait_s))[0]:
                     assert stream is not None
-                    head = [(b"content-type", stream.media_type), *STREAM_HEAD]
+                    head = [(b"content-type", stream.media_type.encode()), *STREAM_HEAD]
                     await self._begin(200, head, send)
                     await send(_body(stream.sign_of_life))
                     wait_s = ping_s
@@ -139,7 +137,7 @@ class ForwardedAnswer(Response):
         got the request. Raises NoAnswerError if the process ends during the answer."""
         request = self._request
         target, headers = target_of(request.scope), sent_headers(request)
-        upstream = process.stream(request.method, target, headers, self._forwarded.body)
+        upstream = process.stream(request.method, target, headers, self._body)
         try:
             async with upstream as answer:
                 request.state.forwarded = True
@@ -174,6 +172,12 @@ class ForwardedAnswer(Response):
 
 def _body(chunk: bytes, *, is_last: bool = False) -> dict[str, Any]:
     return {"type": "http.response.body", "body": chunk, "more_body": not is_last}
+
+
+def client_of(request: Request) -> bytes:
+    """Return a digest of a client's key and address, which stands for the client."""
+    host = request.client.host if request.client else ""
+    return sha256(f"{request_key(request.headers)}\n{host}".encode()).digest()
 
 
 def target_of(scope: Scope) -> bytes:

@@ -3,21 +3,34 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import partial
 
+from httpcore2 import Response
+from pydantic_core import from_json
+
 from engine.power import KeepAwake
 from server.catalogue.lookup import aliases
-from server.catalogue.names import nearest
+from server.catalogue.names import match, nearest, plain_name
 from server.chat.drain import Drain
 from server.config import Config
-from server.protocol.wire_errors import ApiError, UnknownModelError
-from server.supervisor.models import ManagedModel, ModelSource, ModelSupervisor
+from server.protocol.ollama.answer import Loaded, ModelInfo
+from server.protocol.wire_errors import (
+    RETRY_AFTER_S,
+    ApiError,
+    UnknownModelError,
+    come_back,
+    unavailable,
+)
+from server.routes.ollama import PS
+from server.supervisor.metrics import FrontMetrics
+from server.supervisor.models import ManagedModel, ModelSource, ModelSupervisor, NoRoomError
+from server.supervisor.process import Headers, LoadError, NoAnswerError
 
-LATEST = ":latest"
 LOADED = "loaded"
 """As a value in the setting models.aliases, this means the model that was used last."""
 # Shortest time between two searches of the disk for models.
@@ -25,34 +38,34 @@ RESCAN_S = 2.0
 # Seconds between two checks for running requests. An idle machine takes minutes to fall asleep.
 AWAKE_POLL_S = 5.0
 NOTHING_LOADED = "No model has been used yet: name one of those that GET /v1/models lists."
+FAILURES: dict[type[Exception], tuple[str, str]] = {
+    LoadError: ("model_not_loaded", "The model {} was not loaded: {}"),
+    NoRoomError: ("no_memory_for_model", "There is no memory for {} now: {}"),
+    TimeoutError: ("model_loading", "The model {} is still being loaded"),
+    NoAnswerError: ("model_ended", "The process of {} has ended before its answer"),
+}
 
 
 def match_name(
     name: str | None, models: Collection[str], aliases: Mapping[str, str], at_hand: str | None
 ) -> str | None:
-    """Return the name of the model that ``name`` means, or None. Letter case is ignored. ``models``
-    are hub ids or folders' names. ``aliases`` is ``{pattern such as gpt-*: a model's name or
-    LOADED}``, and the first match counts. LOADED and a missing ``name`` mean ``at_hand``."""
-    plain = (name or "").removesuffix(LATEST).rstrip("/")
-    if not plain:
+    """Return the name of the model that ``name`` means, or None. ``models`` are hub ids or folders'
+    names. ``aliases`` is ``{pattern such as gpt-*: a model's name or LOADED}``, and the first match
+    counts. LOADED and a missing ``name`` mean ``at_hand``."""
+    plain = plain_name(name or "")
+    if not name or not plain:
         return at_hand
-    if (own := _match_own(plain, models)) is not None:
+    if (own := match(name, models)) is not None:
         return own
-    small = plain.casefold()
-    target = next((aliases[one] for one in aliases if fnmatchcase(small, one.casefold())), None)
-    return at_hand if target == LOADED else _match_own(target, models)
+    target = next((aliases[one] for one in aliases if fnmatchcase(plain, one.casefold())), "")
+    return at_hand if target == LOADED else match(target, models)
 
 
-def _match_own(name: str | None, models: Collection[str]) -> str | None:
-    """Return a model's full name. ``name`` may lack the part ``org/`` if the rest is unique."""
-    if name is None or name in models:
-        return name
-    plain = name.casefold()
-    base = plain.rpartition("/")[2]
-    alike = [model for model in models if base == model.casefold().rpartition("/")[2]]
-    same = [model for model in alike if plain == model.casefold()]
-    matches = same or [model for model in alike if "/" not in name or "/" not in model]
-    return matches[0] if len(matches) == 1 else None
+def failure_of(model: str, error: Exception) -> ApiError:
+    """Return the error for clients whose request to a model has failed with ``error``."""
+    code, text = FAILURES[type(error)]
+    after_s = error.retry_after_s if isinstance(error, NoRoomError) else RETRY_AFTER_S
+    return come_back(503, text.format(model, error), code, after_s)
 
 
 @dataclass(slots=True)
@@ -66,19 +79,33 @@ class Front:
     awake: KeepAwake | None = None
     """Keeps the machine awake during answers. It is None if the machine may sleep."""
     drain: Drain = field(default_factory=Drain)
-    templates: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "templates"))
+    metrics: FrontMetrics = field(init=False)
+    replicas: None = None
+    _templates: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "templates"))
     """The thread that reads the models' chat templates."""
     _disk: Executor = field(default_factory=partial(ThreadPoolExecutor, 1, "disk"))
     _looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _looked_at: float = -math.inf
+
+    def __post_init__(self) -> None:
+        self.metrics = FrontMetrics(self.models, self._headers)
+
+    @property
+    def _headers(self) -> Headers:
+        """The headers of requests to the models' processes that no client has sent."""
+        keys = (key.get_secret_value() for key in self.config.access.api_keys[:1])
+        return [
+            (b"host", b"localhost"),
+            *((b"authorization", f"Bearer {key}".encode()) for key in keys),
+        ]
 
     def _find(self, name: str | None) -> ManagedModel | None:
         models, own = self.models.models, self.config.models.aliases
         # An alias in the settings takes precedence over quire's own alias of the same name.
         brought = {short: model for short, model in aliases().items() if short not in own}
         at_hand = None if (model := self.models.at_hand) is None else model.name
-        match = match_name(name, models, own | brought, at_hand)
-        return None if match is None else models[match]
+        meant = match_name(name, models, own | brought, at_hand)
+        return None if meant is None else models[meant]
 
     async def refresh(self) -> None:
         """Search the disk for models, unless the last search ended less than RESCAN_S ago."""
@@ -89,13 +116,6 @@ class Front:
             loop = asyncio.get_running_loop()
             self.models.update(await loop.run_in_executor(self._disk, lambda: list(self.find())))
             self._looked_at = time.monotonic()
-
-    async def fitting(self) -> AsyncIterator[ManagedModel]:
-        """Search the disk again, and yield the models that this machine can serve."""
-        await self.refresh()
-        for model in list(self.models.models.values()):
-            if await self.models.fits(model):
-                yield model
 
     async def model_of(self, name: str | None) -> ManagedModel:
         """Return the named model. Search the disk if it is missing or unused. Raises ApiError."""
@@ -111,8 +131,10 @@ class Front:
             404, NOTHING_LOADED, type="not_found_error", param="model", code="model_not_found"
         )
 
-    async def keep_awake(self, awake: KeepAwake) -> None:
-        """Keep the machine from sleeping while requests run. Never returns."""
+    async def keep_awake(self) -> None:
+        """Keep the machine from sleeping while requests run, until cancelled."""
+        if (awake := self.awake) is None:
+            return
         try:
             while True:
                 awake.update(busy=any(model.users for model in self.models.models.values()))
@@ -127,3 +149,54 @@ class Front:
 
     def end_all(self, message: str) -> None:
         self.models.end_answers()
+
+    async def check_ready(self) -> None:
+        """The front is ready once all pinned models are loaded."""
+        for model in self.models.models.values():
+            if model.pinned and not model.loaded:
+                raise unavailable(f"{model.name} is not loaded yet.")
+
+    async def list_models(self) -> list[ModelInfo]:
+        """Search the disk again, and return the models that this machine can serve."""
+        await self.refresh()
+        models = list(self.models.models.values())
+        return [self._info_of(model) for model in models if await self.models.fits(model)]
+
+    async def list_loaded(self) -> list[ModelInfo]:
+        answers = await self.models.ask_loaded(PS.encode(), self._headers)
+        return [
+            replace(self._info_of(model), loaded=self._state_of(model, answer))
+            for model, answer in answers
+            if model.loaded
+        ]
+
+    async def find_model(self, name: str | None) -> ModelInfo:
+        model = await self.model_of(name)
+        if not await self.models.fits(model):
+            raise UnknownModelError(model.name)
+        return self._info_of(model)
+
+    async def describe_model(self, name: str | None) -> ModelInfo:
+        info = await self.find_model(name)
+        source, loop = self.models.models[info.name].source, asyncio.get_running_loop()
+        try:
+            abilities = await loop.run_in_executor(self._templates, source.abilities)
+        except LoadError as error:
+            raise failure_of(info.name, error) from error
+        return replace(info, capabilities=abilities.capabilities, template=abilities.template)
+
+    def _info_of(self, model: ManagedModel) -> ModelInfo:
+        assert model.needs is not None
+        facts, state = model.source.facts(), self.models.state_of(model)
+        return ModelInfo(model.name, facts, model.needs.max_model_len, state=state)
+
+    def _state_of(self, model: ManagedModel, answer: Response | None) -> Loaded:
+        """Return a loaded model's state. ``answer`` is its process's answer to PS. Without the
+        answer, the size is the most that the model may take: Ollama's clients expect a number."""
+        assert model.needs is not None
+        size_bytes = max_bytes = model.held_bytes
+        if answer is not None and answer.status == 200:
+            size_bytes = int(from_json(answer.content)["models"][0]["size"])
+        wait_s = self.models.kept_for_s(model)
+        until = None if wait_s is None else datetime.now(UTC) + timedelta(seconds=wait_s)
+        return Loaded(size_bytes, max_bytes, on_gpu=model.needs.on_gpu, expires_at=until)

@@ -1,8 +1,6 @@
 """Makes one page of all metrics: the front process's, and each model's with a label ``model``."""
 
-import asyncio
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
@@ -12,7 +10,7 @@ from prometheus_client.registry import Collector
 from server.metrics import HttpMetrics
 from server.metrics.families import counters, gauge, gauges
 from server.supervisor.models import ModelSupervisor
-from server.supervisor.process import Headers, ModelProcess, NoAnswerError
+from server.supervisor.process import Headers
 
 # Upper bound of the answers' histograms, which stay empty because the front counts no answers.
 MAX_MODEL_LEN = 32768
@@ -73,18 +71,20 @@ class ModelsCollector(Collector):
 class FrontMetrics(HttpMetrics):
     """The metrics of the front process, and a page that adds all models' metrics."""
 
-    def __init__(self, models: ModelSupervisor) -> None:
+    def __init__(self, models: ModelSupervisor, headers: Headers) -> None:
+        """``headers`` are sent with the requests for the models' metrics."""
         super().__init__(MAX_MODEL_LEN)
         self._supervisor = models
+        self._headers = headers
         self.registry.register(ModelsCollector(models))
 
-    async def render_all(self, headers: Headers) -> bytes:
-        """Return all metrics. ``headers`` are sent with the requests for the models' metrics."""
-        loaded = [(each.name, each.process) for each in self._supervisor.loaded if each.process]
-        pages = await asyncio.gather(*(_read_page(process, headers) for _, process in loaded))
+    async def page(self) -> bytes:
+        answers = await self._supervisor.ask_loaded(PATH, self._headers)
         merged = {family.name: family for family in self.registry.collect()}
-        for (name, _), page in zip(loaded, pages, strict=True):
-            _add(merged, name, text_string_to_metric_families(page))
+        for model, answer in answers:
+            if answer is not None and answer.status == 200:
+                families = text_string_to_metric_families(answer.content.decode())
+                _add(merged, model.name, families)
         return generate_latest(_Families(merged.values()))
 
 
@@ -94,14 +94,6 @@ class _Families(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._families
-
-
-async def _read_page(process: ModelProcess, headers: Headers) -> str:
-    """Return a process's metrics, or an empty text if the process does not answer."""
-    with suppress(NoAnswerError):
-        answer = await process.get(PATH, headers)
-        return answer.content.decode() if answer.status == 200 else ""
-    return ""
 
 
 def _add(merged: dict[str, Metric], model: str, families: Iterable[Metric]) -> None:

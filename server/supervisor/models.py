@@ -20,12 +20,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import httpcore2
 import structlog
 
 from server.config import ModelsSection
 from server.protocol.ollama.answer import ModelFacts
 from server.protocol.wire_errors import RETRY_AFTER_S
-from server.supervisor.process import LoadError, ModelProcess
+from server.supervisor.process import Headers, LoadError, ModelProcess
 
 # Exit code of a process whose backend for K and V memory failed. A restart uses another backend.
 KV_BACKEND_FAILED_CODE = 4
@@ -86,10 +87,6 @@ class ModelSource(Protocol):
 
     @property
     def name(self) -> str: ...
-    @property
-    def created(self) -> int:
-        """Modification time of the files, in Unix seconds."""
-
     @property
     def pinned(self) -> bool: ...
 
@@ -254,6 +251,15 @@ class ModelSupervisor:
         elif model.loaded:
             state["loaded_s"] = round(self._clock() - model.loaded_at, 1)
         return state
+
+    async def ask_loaded(
+        self, target: bytes, headers: Headers
+    ) -> list[tuple[ManagedModel, httpcore2.Response | None]]:
+        """Send a GET request to the processes of all loaded models. Return each model with the
+        answer, or with None if the process does not answer."""
+        asked = [(model, model.process) for model in self.loaded if model.process is not None]
+        answers = await asyncio.gather(*(process.get(target, headers) for _, process in asked))
+        return [(model, answer) for (model, _), answer in zip(asked, answers, strict=True)]
 
     async def fits(self, model: ManagedModel) -> bool:
         """Return True if the model's least memory is known and is within the budget."""

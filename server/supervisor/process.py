@@ -185,15 +185,14 @@ class ModelProcess:
             unasked = isinstance(error, httpcore2.ConnectError) and self.ended.done()
             raise NoAnswerError(unasked=unasked) from error
 
-    async def get(self, target: bytes, headers: Headers) -> httpcore2.Response:
-        """Send a GET request for a path and query, and return the answer. Raises NoAnswerError."""
-        try:
+    async def get(self, target: bytes, headers: Headers) -> httpcore2.Response | None:
+        """Send a GET request for a path and query. Return the answer, or None without one."""
+        with suppress(TimeoutError, NoAnswerError):
             async with asyncio.timeout(QUESTION_TIMEOUT_S):
                 async with self.stream("GET", target, headers) as answer:
                     await answer.aread()
                     return answer
-        except TimeoutError as error:
-            raise NoAnswerError(unasked=False) from error
+        return None
 
     async def set_kv_limit(self, limit_bytes: int) -> int | None:
         """Limit the memory for K and V. Return the new limit, or None if no answer came in time."""

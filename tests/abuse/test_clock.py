@@ -25,7 +25,6 @@ WALL_CLOCKS = {
 # when a model stays or a certificate is valid, tells a template the day, or finds out that a
 # machine has slept.
 ALLOWED = {
-    ("server/chat/served_model.py", "ServedModel"),
     ("server/chat/served_model.py", "new_metadata"),
     ("server/protocol/responses/answer.py", "whole"),
     ("kvcache/fault_memory.py", "write_record"),
@@ -34,7 +33,7 @@ ALLOWED = {
     ("server/cli/doctor.py", "run_first_hour"),
     ("server/cli/running.py", "_stays"),
     ("server/protocol/ollama/answer.py", "OllamaAnswer"),
-    ("server/supervisor/ollama.py", "state_of"),
+    ("server/supervisor/front.py", "_state_of"),
     ("server/ray/certificates.py", "_sign"),
     ("server/text/template_sandbox.py", "_compiled"),
 }

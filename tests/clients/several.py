@@ -12,7 +12,7 @@ from server.cli.log import configure_log
 from server.cli.model_process import Control
 from server.config import Config
 from server.http.listener import reserve
-from server.http.server import DrainedServer, http_config, listen, run, url_of
+from server.http.server import listen, serve_app
 from server.protocol.ollama.answer import ModelFacts
 from server.supervisor.app import create_front
 from server.supervisor.front import Front
@@ -33,7 +33,7 @@ from tests.server.harness import MODEL, OTHER_NAMES
 COMMAND = (sys.executable, "-m", "tests.clients.several", "process")
 SETTINGS = Config.model_validate(
     {
-        "server": {"port": 0},
+        "server": {"port": 0, "drain_s": 1},
         "models": {"aliases": dict.fromkeys(OTHER_NAMES, MODEL), "pinned": [MODEL]},
     }
 )
@@ -47,7 +47,6 @@ class ParrotSource:
     folder: Path
     template: Tokenizer
     name: str = MODEL
-    created: int = 0
     pinned: bool = True
 
     def needs(self) -> MemoryNeeds:
@@ -77,9 +76,11 @@ def serve_front() -> None:
         models = ModelSupervisor(SETTINGS.models, BYTES)
         models.update(sources)
         front = Front(SETTINGS, models, lambda: sources)
-        app, metrics = create_front(front)
-        server = DrainedServer(http_config(SETTINGS, app, metrics), front, front.drain, 1.0)
-        run(server, listener, lambda: print(f"serving a parrot on {url_of(listener)}", flush=True))
+
+        def announce(url: str) -> None:
+            print(f"serving a parrot on {url}", flush=True)
+
+        serve_app(SETTINGS, create_front(front), front, listener, announce)
 
 
 def serve_process(listener: socket.socket, connection: socket.socket) -> None:

@@ -78,11 +78,18 @@ class ModelInfo:
     facts: ModelFacts
     context_length: int
     """Maximum sequence length in tokens on this server, even if the model is not loaded."""
-    capabilities: tuple[str, ...]
+    capabilities: tuple[str, ...] = ()
     """Ollama's words for the model's abilities, from the function ``capabilities``."""
     loaded: Loaded | None = None
     template: str = ""
     """The unrendered chat template."""
+    state: Json = field(default_factory=dict)
+    """Fields of /v1/models that say since when a model is loaded, if models come and go."""
+
+    @property
+    def created(self) -> int:
+        """The modification time of the model's files, in Unix seconds."""
+        return int(self.facts.modified_at.timestamp())
 
 
 def capabilities(*, embeds: bool, calls: bool, thinks: bool) -> tuple[str, ...]:

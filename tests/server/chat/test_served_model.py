@@ -51,11 +51,6 @@ def test_a_name_may_have_its_owner_or_not(names: tuple[str, ...], asked: str, ou
     assert ServedModel(names, {}, frozenset()).is_called(asked) is ours
 
 
-def test_a_model_knows_when_it_was_first_served() -> None:
-    before = ServedModel(("a",), {}, frozenset())
-    assert 0 < before.created <= ServedModel(("b",), {}, frozenset()).created
-
-
 def test_every_answer_has_a_name_of_its_own(service: Service) -> None:
     names = {service.model.new_metadata("cmpl").id for _ in range(100)}
     assert len(names) == 100

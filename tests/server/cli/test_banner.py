@@ -119,7 +119,7 @@ def test_machines_read_the_sum_of_the_memory_as_numbers(
 
 def test_people_read_which_of_several_models_there_are(entries: list[dict[str, object]]) -> None:
     names = [f"model-{number}" for number in range(10)]
-    announce_several(settings(), URL, names, 3 << 30)
+    announce_several(settings(), names, 3 << 30, URL)
     (entry,) = entries
     assert entry["event"] == f"serving 10 models on {URL}"
     text = str(entry["banner"])
@@ -135,7 +135,7 @@ def test_people_read_which_of_several_models_there_are(entries: list[dict[str, o
 
 def test_what_several_models_have_not_is_not_said(entries: list[dict[str, object]]) -> None:
     kept = settings(server={"page": False}, models={"keep_alive_s": -1})
-    announce_several(kept, URL, ["one"], 1 << 30)
+    announce_several(kept, ["one"], 1 << 30, URL)
     text = str(entries[0]["banner"])
     assert "page" not in text
     assert "more" not in text
@@ -143,7 +143,7 @@ def test_what_several_models_have_not_is_not_said(entries: list[dict[str, object
 
 
 def test_machines_read_which_of_several_models_there_are(entries: list[dict[str, object]]) -> None:
-    announce_several(settings(log={"format": "json"}), URL, ["one", "two"], 5)
+    announce_several(settings(log={"format": "json"}), ["one", "two"], 5, URL)
     (entry,) = entries
     assert (entry["models"], entry["memory_budget_bytes"]) == (["one", "two"], 5)
     assert "banner" not in entry

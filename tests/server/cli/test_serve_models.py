@@ -261,7 +261,6 @@ def test_what_a_model_needs_is_what_its_process_is_given(three: Path) -> None:
     settings = read_settings(None, settings_with(three, pinned="first"))
     model = on_disk(settings, 4096 * MIB)
     assert model.pinned
-    assert model.created > 0
     needs = model.needs()
     assert needs.max_model_len == 256
     assert 0 < needs.least_kv_bytes <= needs.most_kv_bytes == 8 * MIB
@@ -305,7 +304,7 @@ def test_what_a_model_can_do_is_read_from_its_files(three: Path) -> None:
 
 async def test_a_model_whose_tokenizer_is_broken_says_so_when_it_is_shown(three: Path) -> None:
     (three / "first/tokenizer.json").write_text("{", encoding="utf-8")
-    app, _ = create_front(front_of(settings_with(three)))
+    app = create_front(front_of(settings_with(three)))
     async with http_client(app) as client:
         answer = await client.post("/api/show", json={"model": "first"})
         assert answer.status_code == 503
@@ -331,7 +330,7 @@ async def test_a_hostile_model_that_appears_holds_up_no_other(
 ) -> None:
     """Nor do requests for it whose clients have left."""
     monkeypatch.setattr("server.supervisor.front.RESCAN_S", 0.0)
-    app, _ = create_front(front_of(settings_with(three)))
+    app = create_front(front_of(settings_with(three)))
     spoil(tiny_model, three / "hostile", kind)
     async with asyncio.timeout(DEADLINE_S), http_client(app) as client:
         for _ in range(8):
@@ -359,7 +358,7 @@ async def test_a_model_that_is_pulled_again_is_the_newer_one(
         return str(model["digest"])
 
     pull(b"{}")
-    app, _ = create_front(front_of(SMALL))
+    app = create_front(front_of(SMALL))
     async with http_client(app) as client:
         before = await digest()
         assert await digest() == before

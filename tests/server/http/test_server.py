@@ -174,7 +174,7 @@ async def serving(service: Service, drain_s: float) -> AsyncIterator[tuple[Drain
         timeout_keep_alive=1000,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
     )
-    server = DrainedServer(config, service.client, service.drain, drain_s)
+    server = DrainedServer(config, service, drain_s)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         # Signals of this process are not the server's.
         task = asyncio.ensure_future(server._serve(sockets=[listener]))

@@ -19,7 +19,7 @@ async def test_the_model_is_listed_with_its_context(
             {
                 "id": MODEL,
                 "object": "model",
-                "created": service.model.created,
+                "created": int(service.model.facts.modified_at.timestamp()),
                 "owned_by": "quire",
                 "max_model_len": 400,
                 "context_length": 400,

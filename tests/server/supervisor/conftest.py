@@ -120,10 +120,8 @@ def several(tmp_path: Path) -> Make:
 async def served(models: Several) -> AsyncIterator[tuple[Several, httpx2.AsyncClient]]:
     """The models, and a client of their front. Afterwards nothing of them is left."""
     before = psutil.Process().children()
-    app, metrics = create_front(models.front)
-    server = DrainedServer(
-        http_config(models.config, app, metrics), models.front, models.front.drain, 1.0
-    )
+    app = create_front(models.front)
+    server = DrainedServer(http_config(models.config, app, models.front.metrics), models.front, 1.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await eventually(lambda: server.started)
