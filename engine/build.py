@@ -170,15 +170,7 @@ def plan_memory(
         config = replace(config, grammar_bytes=0)
     usable = machine.usable_bytes(machine.headroom_bytes(config.headroom_bytes))
     itemsize = compute_itemsize(checkpoint.dtype, on_gpu=kv_backend.on_gpu)
-    demand = memory_demand(spec, config, machine, shape, kv_backend, itemsize)
     weights = checkpoint.stored_bytes if kv_backend.on_gpu else checkpoint.packed_bytes
-    demand = replace(demand, weights_bytes=weights)
-    # If the user sets the bytes for K and V, the headroom for other programs may be used, too.
-    room = usable if config.kv_budget_bytes is None else machine.total_bytes
-    if demand.weights_bytes > room:
-        longest = smallest_context(config.max_model_len, spec.max_position_embeddings)
-        least = demand.fixed_bytes + longest * shape.bytes_per_token
-        raise BudgetError(_too_large(checkpoint, demand, room, least))
     request = CacheRequest(
         kv_backend=kv_backend,
         settings=config,
@@ -187,13 +179,30 @@ def plan_memory(
         max_buffer_bytes=machine.max_buffer_bytes,
         address_bytes=machine.address_bytes,
     )
-    return fit(
-        demand,
-        request,
-        shape,
-        model_max_len=spec.max_position_embeddings,
-        system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
-    )
+    # If the user sets the bytes for K and V, the headroom for other programs may be used, too.
+    room = usable if config.kv_budget_bytes is None else machine.total_bytes
+    least = smallest_context(config.max_model_len, spec.max_position_embeddings)
+    # Activations grow with the limits, and the limits with the memory that activations leave: plan
+    # for few activations, then for those of the limits that were found.
+    context, sequences = least, 1
+    while True:
+        limited = replace(config, max_model_len=context, max_num_seqs=sequences)
+        demand = memory_demand(spec, limited, machine, shape, kv_backend, itemsize)
+        demand = replace(demand, weights_bytes=weights)
+        if weights > room:
+            needed = demand.fixed_bytes + least * shape.bytes_per_token
+            raise BudgetError(_too_large(checkpoint, demand, room, needed))
+        plan = fit(
+            demand,
+            request,
+            shape,
+            model_max_len=spec.max_position_embeddings,
+            system_page_bytes=metal_ext.SYSTEM_PAGE_BYTES,
+        )
+        if plan.max_model_len <= context and plan.max_num_seqs <= sequences:
+            return plan
+        context = max(context, plan.max_model_len)
+        sequences = max(sequences, plan.max_num_seqs)
 
 
 def _too_large(checkpoint: Checkpoint, demand: MemoryDemand, room: int, least: int) -> str:

@@ -1,5 +1,6 @@
 """What fits and how fast it is: the figures that `quire plan` begins with."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,14 @@ import pytest
 from engine.models.checkpoint import promised_checkpoint
 from engine.planning.devices import CPU, Device
 from engine.planning.estimate import Estimate, estimate, in_four_bits, plan_elsewhere
-from engine.planning.memory import BF16, read_shape, weights_bytes
+from engine.planning.memory import (
+    BF16,
+    activation_bytes,
+    attention_scratch_bytes,
+    read_shape,
+    weights_bytes,
+)
+from kvcache.kv_backends import KVBackend
 from kvcache.memory_budget import BudgetError
 from tests.engine.planning.test_capacity import FOUR_BITS, GIB, MODELS, chip
 from tests.engine.planning.test_capacity import SERVER as AT_4096
@@ -47,6 +55,29 @@ def test_a_step_reads_the_bytes_that_the_plan_has(
     assert read == pytest.approx(memory.demand.weights_bytes, rel=1e-3)
     assert planned.cost.kv == memory.layout.shape
     assert planned.decode_tokens_per_s(1024) == 1 / planned.cost.step_seconds([(1023, 1)])
+
+
+@pytest.mark.parametrize("memory_gib", [8, 16, 24, 36, 64])
+def test_activations_are_planned_for_the_context_and_the_sequences_that_fit(
+    tmp_path: Path, memory_gib: int
+) -> None:
+    fitting = 0
+    for name in ("Qwen3-4B", "Qwen3-30B-A3B", "Qwen3.5-4B", "Qwen3.6-27B", "Bonsai-2-27B"):
+        packing = {} if name.startswith("Bonsai") else {"quantization": FOUR_BITS}
+        folder = MODELS[name].write(tmp_path / name, **packing)
+        checkpoint = promised_checkpoint(folder)
+        with suppress(BudgetError):
+            plan = plan_elsewhere(SERVER, checkpoint, MAC.with_memory(memory_gib * GIB)).memory
+            demand, limits = plan.demand, (plan.max_model_len, plan.max_num_seqs)
+            taken = demand.fixed_bytes + plan.kv_budget_bytes + plan.state_bytes
+            assert taken <= demand.usable_bytes
+            config = replace(SERVER, max_model_len=limits[0], max_num_seqs=limits[1])
+            least = activation_bytes(checkpoint.spec, config, 2) + attention_scratch_bytes(
+                checkpoint.spec, config, plan.layout.shape, KVBackend.SPARSE
+            )
+            assert least <= demand.activation_bytes <= 1.05 * least, (name, limits)
+            fitting += 1
+    assert fitting
 
 
 @pytest.mark.parametrize("prompt", [1, 100, 4100])

@@ -43,8 +43,8 @@ def test_a_suggested_model_has_the_size_that_its_makers_give(
 @pytest.mark.parametrize(
     ("device", "memory", "names"),
     [
-        ("M1", "8GiB", ["qwen3:4b", "llama3.2:3b", "qwen3:1.7b", "qwen3.5:0.8b", "qwen3:0.6b"]),
-        ("M4", "16GiB", ["qwen3.5:9b", "qwen3:8b", "llama3.1:8b", "qwen3.5:4b", "qwen3:4b"]),
+        ("M1", "8GiB", ["qwen3.5:4b", "qwen3:4b", "llama3.2:3b", "qwen3:1.7b", "qwen3.5:0.8b"]),
+        ("M4", "16GiB", ["bonsai-2:27b", "qwen3.5:9b", "qwen3:8b", "llama3.1:8b", "qwen3.5:4b"]),
         ("M4 Pro", "24GiB", ["bonsai-2:27b", "qwen3:14b", "qwen3.5:9b", "qwen3:8b", "llama3.1:8b"]),
         (
             "M4 Max",
