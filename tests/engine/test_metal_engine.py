@@ -529,13 +529,26 @@ def test_small_limits_are_warmed_up_as_well(
     loop.close()
 
 
-def test_mlx_has_what_k_and_v_leave_of_the_working_set(
-    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_mlx_has_what_k_and_v_and_states_leave_of_the_working_set(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recurrent: bool
 ) -> None:
     limits: list[int] = []
     monkeypatch.setattr(mx, "set_memory_limit", limits.append)
+    folder = write_hybrid(tmp_path, **DELTA_DIMS) if recurrent else write_model(tmp_path, SPEC)
     loop = metal_loop(folder, KVBackend.SPARSE, Answers.empty(), headroom_bytes=1 << 30)
-    assert limits == [MACHINE.total_bytes - loop._kv.stats().capacity_bytes]
+    kept_bytes = loop._kv.stats().capacity_bytes
+    if (slots := device.kv_backends[0].slots) is not None:
+        kept_bytes += slots.count * slots.slot_bytes
+    assert limits == [MACHINE.total_bytes - kept_bytes]
+    loop.close()
+
+
+def test_signals_that_came_late_are_told(device: Device, folder: Path) -> None:
+    loop = metal_loop(folder, KVBackend.SPARSE, Answers.empty())
+    device.kv_backends[0].late_signals = 3
+    run_dry(loop)
+    assert loop.stats.kv.late_signals == 3
     loop.close()
 
 
