@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from engine.memory_map import MemoryMap
@@ -34,9 +34,7 @@ from engine.types import (
     FinishReason,
     QueueFullError,
     Request,
-    SamplingParams,
     ShareFullError,
-    Submission,
     TokenEvent,
 )
 from kvcache.backend import BackendFailedError
@@ -78,13 +76,19 @@ MAX_BACKLOG = 8192
 
 
 class TokenStream:
-    """The events of one request, in order. Closing an unfinished stream aborts its request."""
+    """The events of one answer, in order. Closing an unfinished stream aborts the answer."""
 
     def __init__(
-        self, request: Request, abort: Callable[[int], None], max_backlog: int, wake: asyncio.Event
+        self,
+        request: Request,
+        answer_id: int,
+        abort: Callable[[int], None],
+        max_backlog: int,
+        wake: asyncio.Event,
     ) -> None:
         """Each event sets ``wake``. Streams that are read together share one ``wake``."""
         self.request = request
+        self.answer_id = answer_id
         self._abort = abort
         self._max_backlog = max_backlog
         self._events: deque[TokenEvent] = deque()
@@ -95,7 +99,7 @@ class TokenStream:
 
     async def next_batch(self, timeout_s: float) -> list[TokenEvent]:
         """Wait for an event; return all events since the last call. Return an empty list after a
-        timeout, or if the request's last event was returned before."""
+        timeout, or if the answer's last event was returned before."""
         (batch,) = await self.next_batches((self,), timeout_s)
         return batch
 
@@ -116,10 +120,10 @@ class TokenStream:
         return [stream._take() for stream in streams]
 
     def close(self) -> None:
-        """Abort the request unless it has ended. Further calls do nothing."""
+        """Abort the answer unless it has ended. Further calls do nothing."""
         if not self._ended:
             self._ended = True
-            self._abort(self.request.request_id)
+            self._abort(self.answer_id)
 
     def deliver(self, event: TokenEvent, made_s: float | None = None) -> None:
         """Add an event, or end the request with an error if the stream has too many events.
@@ -320,41 +324,27 @@ class EngineClient:
 
     # --- submitting requests and delivering events ----------------------------------------------
 
-    def submit(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
-    ) -> TokenStream:
-        """Submit one request. ``options`` are further fields of the request's Submission."""
-        (stream,) = self.submit_choices(Submission(prompt_ids, (params,), **options))
-        return stream
-
-    def submit_choices(
-        self, submission: Submission, read_with: TokenStream | None = None
-    ) -> list[TokenStream]:
-        """Submit one request for each item of ``submission.params``; on an error submit none. All
-        requests share the prompt's K and V, which the first request computes.
-
-        The new streams share the ``wake`` of the stream ``read_with``, so that one call can wait
-        for all of them. Raises PromptTooLongError, QueueFullError or EngineDeadError.
-        """
+    def submit(self, request: Request, read_with: TokenStream | None = None) -> list[TokenStream]:
+        """Submit a request; return a stream for each answer. The new streams share the ``wake`` of
+        the stream ``read_with``, so that one call can wait for all of them. Raises
+        PromptTooLongError, QueueFullError or EngineDeadError."""
         if self._closed or not self.alive or self._loop is None:
             raise EngineDeadError
-        self.limits.check_length(submission.prompt_ids, submission.params)
-        if not submission.beyond_queue:
-            self.check_room(len(submission.params), submission.salt.tenant)
+        self.limits.check_length(request)
+        if not request.beyond_queue:
+            self.check_room(len(request.params), request.salt.tenant)
         self.notice_sleep()
         wake = asyncio.Event() if read_with is None else read_with.wake
-        streams: list[TokenStream] = []
-        for number, params in enumerate(submission.params, start=self._last_id + 1):
-            fork_of = streams[0].request.request_id if streams else None
-            request = submission.request(
-                number, params, fork_of=fork_of, submitted_s=time.monotonic()
-            )
-            streams.append(TokenStream(request, self._abort, self._max_backlog, wake))
-            self._streams[number] = streams[-1]
-            self._loop.mailbox.put(request)
+        request = replace(request, request_id=self._last_id + 1, submitted_s=time.monotonic())
+        streams = {
+            answer_id: TokenStream(request, answer_id, self._abort, self._max_backlog, wake)
+            for answer_id in request.answer_ids
+        }
         self._last_id += len(streams)
-        self._slots.take(len(streams), submission.salt.tenant)
-        return streams
+        self._streams |= streams
+        self._slots.take(len(streams), request.salt.tenant)
+        self._loop.mailbox.put(request)
+        return list(streams.values())
 
     def _abort(self, request_id: int) -> None:
         assert self._loop is not None

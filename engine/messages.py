@@ -9,7 +9,7 @@ from engine.types import Request
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End a request before its answer is complete."""
+    """End an answer before it is complete."""
 
     request_id: int
 

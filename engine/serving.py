@@ -1,10 +1,10 @@
 """The interface through which a server uses an engine in the same or in another process."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from engine.client import TokenStream
 from engine.memory_map import MemoryMap
-from engine.types import EngineLimits, EngineStats, SamplingParams, Submission
+from engine.types import EngineLimits, EngineStats, Request
 
 
 class ServingEngine(Protocol):
@@ -40,9 +40,5 @@ class ServingEngine(Protocol):
     async def memory_map(self) -> MemoryMap: ...
 
     def submit(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
-    ) -> TokenStream: ...
-
-    def submit_choices(
-        self, submission: Submission, read_with: TokenStream | None = None
+        self, request: Request, read_with: TokenStream | None = None
     ) -> list[TokenStream]: ...

@@ -1,9 +1,8 @@
 """Types that the engine and its callers share. No type here needs MLX or text."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -129,10 +128,18 @@ class TokenConstraint(Protocol):
         """Return a copy for another answer to the prompt. Call this before the first ``accept``."""
 
 
-@dataclass(frozen=True, slots=True, repr=False, kw_only=True)
-class PromptOptions:
-    """The fields that Submission and Request have in common."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Request:
+    """A prompt, and the parameters of each answer to it. All answers share the prompt's K and V."""
 
+    prompt_ids: tuple[int, ...]
+    params: tuple[SamplingParams, ...]
+    _: KW_ONLY
+    request_id: int = 0
+    """The id of the first answer; the next ids are those of the other answers. EngineClient sets
+    it."""
+    submitted_s: float | None = None
+    """The time of submission by the engine's clock; None leaves the request out of statistics."""
     priority: int = 0
     """Requests with lower values run earlier."""
     salt: PrefixSalt = NO_SALT
@@ -142,45 +149,21 @@ class PromptOptions:
     boundaries: PromptBoundaries = NO_BOUNDARIES
     """Positions where the conversation's next prompt may begin to differ from this prompt."""
     constraint: TokenConstraint | None = None
-    """The grammar of the answer; each request of a submission gets its own copy."""
+    """The grammar of the first answer; each other answer gets a copy."""
     pooling: bool = False
     """Whether the result is the prompt's embedding vector. ``max_tokens`` is 0 in this case."""
+    beyond_queue: bool = False
+    """Whether to admit the request even when the queue is full."""
     name: str = "unnamed"
     """The request's name in the log."""
 
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Request(PromptOptions):
-    """A client's request, in token ids."""
-
-    request_id: int
-    prompt_ids: tuple[int, ...]
-    params: SamplingParams
-    fork_of: int | None = None
-    """The id of an earlier request with the same prompt, whose memory pages this request shares."""
-    submitted_s: float | None = None
-    """The time of submission by the engine's clock; None leaves the request out of statistics."""
+    @property
+    def answer_ids(self) -> range:
+        return range(self.request_id, self.request_id + len(self.params))
 
     def __repr__(self) -> str:
         """Return counts only: prompts are never printed."""
         return f"Request({self.request_id}, {len(self.prompt_ids)} prompt tokens)"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Submission(PromptOptions):
-    """One prompt, and the parameters of each answer to the prompt."""
-
-    prompt_ids: tuple[int, ...]
-    params: tuple[SamplingParams, ...]
-    beyond_queue: bool = False
-    """Whether to admit the requests even when the queue is full."""
-
-    def request(self, number: int, params: SamplingParams, **own: Any) -> Request:
-        """Return the request for one answer, with the id ``number``. ``own`` has further fields."""
-        options = {each.name: getattr(self, each.name) for each in fields(PromptOptions)}
-        if self.constraint is not None:
-            options["constraint"] = self.constraint.copy()
-        return Request(number, self.prompt_ids, params, **options, **own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +189,10 @@ class TokenLogprobs:
 
 
 class TokenEvent(NamedTuple):
-    """A request's result of one step: a token, the end of the answer, or both."""
+    """An answer's result of one step: a token, the end of the answer, or both."""
 
     request_id: int
+    """The answer's id, one of the ``answer_ids`` of its request."""
     token_id: int | None
     finish: FinishReason | None = None
     logprobs: TokenLogprobs | None = None
@@ -241,7 +225,8 @@ class EngineLimits:
         block = self.shared_block_tokens
         return prompt_tokens // block * block if block else 0
 
-    def check_length(self, prompt_ids: Sequence[int], params: Sequence[SamplingParams]) -> None:
+    def check_length(self, request: Request) -> None:
         """Raise PromptTooLongError if the prompt and one answer token exceed ``max_model_len``."""
-        if len(prompt_ids) > self.max_model_len - any(each.max_tokens for each in params):
-            raise PromptTooLongError(len(prompt_ids), self.max_model_len)
+        tokens = len(request.prompt_ids)
+        if tokens > self.max_model_len - any(each.max_tokens for each in request.params):
+            raise PromptTooLongError(tokens, self.max_model_len)

@@ -1,6 +1,6 @@
 """Whole engines around RecallModel, small enough for a test, and scripted constraints."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,9 +8,10 @@ import numpy as np
 
 import metal_ext
 from engine.build import assemble
-from engine.client import EngineClient
+from engine.client import EngineClient, TokenStream
 from engine.config import EngineConfig
 from engine.machine import MachineMemory
+from engine.serving import ServingEngine
 from engine.step.loop import Emit, EngineLoop
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
 from kvcache.kv_backends import KVBackend, KVBackendChoice
@@ -195,5 +196,20 @@ class Answers:
                 self.messages[event.request_id] = event.message
 
 
-def greedy(request_id: int, prompt: list[int], max_tokens: int) -> Request:
-    return Request(request_id, tuple(prompt), SamplingParams(max_tokens, temperature=0.0))
+def request_of(
+    request_id: int, prompt: Iterable[int], *params: SamplingParams, **fields: Any
+) -> Request:
+    """Return a request as the engine's client makes it, with an answer for each of ``params``."""
+    return Request(tuple(prompt), params, request_id=request_id, **fields)
+
+
+def greedy(request_id: int, prompt: Iterable[int], max_tokens: int) -> Request:
+    return request_of(request_id, prompt, SamplingParams(max_tokens, temperature=0.0))
+
+
+def submit(
+    engine: ServingEngine, prompt: Iterable[int], params: SamplingParams, **fields: Any
+) -> TokenStream:
+    """Submit a request for one answer."""
+    (stream,) = engine.submit(Request(tuple(prompt), (params,), **fields))
+    return stream

@@ -29,7 +29,7 @@ def sampling_state(sequences: SequenceOf[Sequence | None], vocab_size: int) -> S
 
 
 def _is_masked(sequence: Sequence) -> bool:
-    return sequence.request.constraint is not None or _holds_back_stops(sequence)
+    return sequence.constraint is not None or _holds_back_stops(sequence)
 
 
 def _masks(sequences: SequenceOf[Sequence | None], vocab_size: int) -> Masks:
@@ -57,7 +57,7 @@ def _masks(sequences: SequenceOf[Sequence | None], vocab_size: int) -> Masks:
 def accept(sequence: Sequence, outcome: Outcome) -> Outcome:
     """Pass the outcome's token to the sequence's constraint. Return the outcome, or a RowError if
     the constraint raises an exception."""
-    constraint = sequence.request.constraint
+    constraint = sequence.constraint
     if constraint is None:
         return outcome
     if isinstance(outcome, Scores) and outcome.then is not None:
@@ -74,20 +74,20 @@ def accept(sequence: Sequence, outcome: Outcome) -> Outcome:
 
 
 def _holds_back_stops(sequence: Sequence) -> bool:
-    return sequence.request.params.holds_back_stops(sequence.num_generated)
+    return sequence.params.holds_back_stops(sequence.num_generated)
 
 
 def _fill(sequence: Sequence, row: np.ndarray) -> bool:
     """Fill a sequence's row of a mask, and return True. If every token may come next, return False;
     the row is then undefined."""
-    constraint = sequence.request.constraint
+    constraint = sequence.constraint
     filled = constraint is not None and constraint.fill_mask(row)
     if not _holds_back_stops(sequence):
         return filled
     if not filled:
         row.fill(ALL)
     complete = row.copy()
-    for token in sequence.request.params.stop_token_ids:
+    for token in sequence.params.stop_token_ids:
         if token < row.size * WORD_BITS:
             row[token // WORD_BITS] &= ~np.uint32(1 << token % WORD_BITS)
     if not row.any():

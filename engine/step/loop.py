@@ -98,7 +98,11 @@ class ModelHealthCheck:
         params = SamplingParams(max_tokens=0 if self._pooling else 1, temperature=0.0)
         self._submit(
             Request(
-                HEALTH_CHECK_ID, (0,), params, priority=HEALTH_CHECK_PRIORITY, pooling=self._pooling
+                (0,),
+                (params,),
+                request_id=HEALTH_CHECK_ID,
+                priority=HEALTH_CHECK_PRIORITY,
+                pooling=self._pooling,
             )
         )
 
@@ -199,8 +203,8 @@ class EngineLoop:
             raise
 
     def _running_prompts(self) -> list[tuple[int, ...]]:
-        requests = [sequence.request for sequence in list(self._scheduler.sequences[0])]
-        return [each.prompt_ids for each in requests if each.request_id != HEALTH_CHECK_ID]
+        running = list(self._scheduler.sequences[0])
+        return [each.request.prompt_ids for each in running if each.seq_id != HEALTH_CHECK_ID]
 
     def record_hang(self) -> BackendFailedError | None:
         """Write to disk what runs in a step that hangs. Return a fault of the memory for K and V
@@ -225,7 +229,7 @@ class EngineLoop:
         for number, length in enumerate(prompts, HEALTH_CHECK_ID):
             # Prompts that differ share no prefix.
             ids = (number % self.limits.vocab_size,) * length
-            self._scheduler.add(Request(number, ids, params, pooling=pooling))
+            self._scheduler.add(Request(ids, (params,), request_id=number, pooling=pooling))
         events: list[TokenEvent] = []
         emit, self._emit = self._emit, events.extend
         # Wait until all blocks are free: a block freed after ``evict_prefixes`` would stay cached.
@@ -276,11 +280,12 @@ class EngineLoop:
         return events
 
     def _add(self, request: Request) -> list[TokenEvent]:
-        """Queue a request, or return its error if it has ended the engine before."""
+        """Queue a request, or return its answers' errors if it has ended the engine before."""
         trust = self._journal.trust(request.prompt_ids)
         if trust == "refused":
             why = REFUSED.format(self._journal.digest(request.prompt_ids))
-            return [TokenEvent(request.request_id, None, FinishReason.ERROR, message=why)]
+            error = TokenEvent(0, None, FinishReason.ERROR, message=why)
+            return [error._replace(request_id=answer_id) for answer_id in request.answer_ids]
         self._scheduler.add(request, alone=trust == "alone")
         return []
 

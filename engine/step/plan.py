@@ -7,14 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engine.types import (
-    NO_BOUNDARIES,
-    PrefixSalt,
-    PromptBoundaries,
-    SamplingParams,
-    TokenEvent,
-    TokenLogprobs,
-)
+from engine.types import Request, SamplingParams, TokenEvent, TokenLogprobs
 
 WORD_BITS = 32
 
@@ -23,15 +16,14 @@ class Opened(NamedTuple):
     """A sequence was given an address range for K and V, and the cached blocks of its prefix."""
 
     seq_id: int
+    request: Request
+    """The sequence's request, without its constraint, which is no plain value."""
     token_ids: tuple[int, ...]
-    salt: PrefixSalt
     num_reusable: int | None
     """The number of leading tokens whose K and V may be shared; None means all but the last."""
     num_tokens: int
     """The number of tokens for which blocks are reserved."""
     final_tokens: int
-    system_tokens: int
-    boundaries: PromptBoundaries = NO_BOUNDARIES
 
 
 class Attached(NamedTuple):

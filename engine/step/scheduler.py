@@ -8,6 +8,7 @@ import math
 from bisect import insort
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 
 from engine.figures import SchedulerCounters
 from engine.step.constraints import accept
@@ -99,22 +100,21 @@ class Sharing:
         # No K and V are computed for an answer's last token.
         final = max(sequence.max_tokens - 1, sequence.num_prompt)
         num_tokens = min(sequence.num_tokens + 1, final)
-        system, boundaries = sequence.request.system_tokens, sequence.request.boundaries
+        request, reusable = sequence.request, sequence.num_reusable
         progress = self.kv.open(
             sequence.seq_id,
             sequence.block_hashes,
             num_tokens,
             final_tokens=final,
-            system_tokens=system,
-            boundaries=boundaries,
+            system_tokens=request.system_tokens,
+            boundaries=request.boundaries,
         )
         if progress is None:
             return False
         sequence.progress = progress
-        tokens, salt = tuple(sequence.token_ids), sequence.request.salt
-        reusable = sequence.block_hashes.max_cached_tokens
+        tokens = tuple(sequence.token_ids)
         self._decisions.append(
-            Opened(sequence.seq_id, tokens, salt, reusable, num_tokens, final, system, boundaries)
+            Opened(sequence.seq_id, request, tokens, reusable, num_tokens, final)
         )
         return True
 
@@ -131,8 +131,8 @@ class Sharing:
     def _parent_of(self, child: Sequence) -> Sequence | None:
         """Return the sequence that generates the first answer to the prompt of ``child``; None if
         no such sequence runs."""
-        number = child.request.fork_of if child.num_reusable is None else None
-        parent = self._by_id.get(number) if number is not None else None
+        first, shares = child.request.request_id, child.num_reusable is None
+        parent = self._by_id.get(first) if shares and child.seq_id != first else None
         running = parent is not None and parent.status is SequenceStatus.RUNNING
         return parent if running else None
 
@@ -195,21 +195,25 @@ class Scheduler:
         return self._running, self._waiting
 
     def add(self, request: Request, *, alone: bool = False) -> None:
-        """Queue a request. The caller has checked the request against ``limits``. With ``alone``,
-        no other request runs beside it."""
-        prompt, answer = len(request.prompt_ids), request.params.max_tokens
-        assert 0 < prompt <= self.limits.max_model_len - min(1, answer)
-        assert answer or request.pooling or request.params.prompt_logprobs is not None
-        assert request.request_id not in self._by_id
-        max_tokens = min(prompt + answer, self.limits.max_model_len)
-        sequence = Sequence(request, self._arrivals, max_tokens, runs_alone=alone)
-        self._arrivals += 1
-        self._by_id[request.request_id] = sequence
-        insort(self._waiting, sequence, key=lambda s: s.order)
+        """Queue a sequence for each answer. The caller has checked the request against ``limits``.
+        With ``alone``, no other sequence runs beside them."""
+        prompt, constraint = len(request.prompt_ids), request.constraint
+        request = replace(request, constraint=None)
+        for seq_id, params in zip(request.answer_ids, request.params, strict=True):
+            assert 0 < prompt <= self.limits.max_model_len - min(1, params.max_tokens)
+            assert params.max_tokens or request.pooling or params.prompt_logprobs is not None
+            assert seq_id not in self._by_id
+            max_tokens = min(prompt + params.max_tokens, self.limits.max_model_len)
+            is_first = seq_id == request.request_id
+            own = constraint if is_first or constraint is None else constraint.copy()
+            sequence = Sequence(request, seq_id, self._arrivals, max_tokens, own, alone)
+            self._arrivals += 1
+            self._by_id[seq_id] = sequence
+            insort(self._waiting, sequence, key=lambda s: s.order)
 
-    def abort(self, request_id: int) -> list[TokenEvent]:
-        """End a request; return its last event, or no event if the request has ended already."""
-        sequence = self._by_id.get(request_id)
+    def abort(self, seq_id: int) -> list[TokenEvent]:
+        """End a sequence; return its last event, or no event if the sequence has ended already."""
+        sequence = self._by_id.get(seq_id)
         return [] if sequence is None else [self._finish(sequence, FinishReason.ABORTED)]
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:

@@ -16,7 +16,16 @@ from engine.step.plan import (
     Token,
     TokenHistory,
 )
-from engine.types import BlockHashes, FinishReason, PrefixReport, Request, TokenEvent, TokenLogprobs
+from engine.types import (
+    BlockHashes,
+    FinishReason,
+    PrefixReport,
+    Request,
+    SamplingParams,
+    TokenConstraint,
+    TokenEvent,
+    TokenLogprobs,
+)
 from kvcache.sequences import Progress
 
 NO_MEMORY = "the system has no memory for it"
@@ -55,18 +64,21 @@ class TokenCounts:
 
 @dataclass(slots=True, repr=False, eq=False)
 class Sequence:
-    """The state of a request. ``token_ids`` are the prompt and the tokens generated so far."""
+    """The state of an answer. ``token_ids`` are the prompt and the tokens generated so far."""
 
     request: Request
+    """The request, without its constraint."""
+    seq_id: int
+    """The answer's id, which is also the sequence's id in the cache."""
     arrival: int
     """The sequence's number in order of arrival."""
     max_tokens: int
     """The largest number of tokens that the prompt and the answer may have together."""
+    constraint: TokenConstraint | None = None
     runs_alone: bool = False
     """Whether no other sequence may run at the same time."""
+    params: SamplingParams = field(init=False)
     token_ids: list[int] = field(init=False)
-    seq_id: int = field(init=False)
-    """The request's id, which is also the sequence's id in the cache."""
     num_prompt: int = field(init=False)
     order: tuple[int, int] = field(init=False)
     """The scheduling order: lower priority values first, then earlier arrivals."""
@@ -96,18 +108,17 @@ class Sequence:
     """The scores of prompt tokens so far, from the second token on; kept through preemptions."""
 
     def __post_init__(self) -> None:
+        self.params = self.request.params[self.seq_id - self.request.request_id]
         self.token_ids = list(self.request.prompt_ids)
-        self.seq_id = self.request.request_id
         self.num_prompt = len(self.token_ids)
         self.order = (self.request.priority, self.arrival)
-        params = self.request.params
-        self.needs_state = self.request.constraint is not None or params.penalises
-        self.scores_prompt = params.prompt_logprobs is not None
+        self.needs_state = self.constraint is not None or self.params.penalises
+        self.scores_prompt = self.params.prompt_logprobs is not None
 
     @property
     def history(self) -> TokenHistory | None:
-        """Return the distinct tokens and their counts, or None for a request without penalties."""
-        if not self.request.params.penalises:
+        """Return the distinct tokens and their counts, or None for an answer without penalties."""
+        if not self.params.penalises:
             return None
         self.counts.update(self.token_ids, self.num_prompt)
         ids, generated = self.counts.ids, self.counts.generated
@@ -166,7 +177,7 @@ def plan_entry(sequence: Sequence, stop: int, newest_plan: int) -> PlanEntry:
         tokens = PendingToken(newest_plan, sequence.sampled_row)
     sampling = None
     if stop == num_known + sequence.num_output_placeholders:
-        params, num_generated = sequence.request.params, stop - sequence.num_prompt
+        params, num_generated = sequence.params, stop - sequence.num_prompt
         needs_state = sequence.needs_state or params.holds_back_stops(num_generated)
         sampling = Sampling(params, num_generated, needs_state)
     scoring = _scoring(sequence, stop) if sequence.scores_prompt else None
@@ -175,7 +186,7 @@ def plan_entry(sequence: Sequence, stop: int, newest_plan: int) -> PlanEntry:
 
 def _scoring(sequence: Sequence, stop: int) -> Scoring | None:
     """Return the unscored prompt tokens up to position ``stop``, or None if there are none."""
-    num_top = sequence.request.params.prompt_logprobs
+    num_top = sequence.params.prompt_logprobs
     assert num_top is not None
     first = max(sequence.num_scheduled, len(sequence.scored))
     last = min(stop, sequence.num_prompt - 1)
@@ -197,7 +208,7 @@ def apply_outcome(sequence: Sequence, outcome: Outcome) -> TokenEvent | None:
 
 
 def _append(sequence: Sequence, outcome: Token) -> TokenEvent:
-    tokens, params = sequence.token_ids, sequence.request.params
+    tokens, params = sequence.token_ids, sequence.params
     first, scores = len(tokens) == sequence.num_prompt, None
     if first and params.prompt_logprobs is not None:
         scores = (None, *sequence.scored)

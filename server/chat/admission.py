@@ -4,7 +4,13 @@ import time
 from dataclasses import dataclass
 
 from engine.serving import ServingEngine
-from engine.types import EngineDeadError, QueueFullError, SamplingParams, ShareFullError
+from engine.types import (
+    EngineDeadError,
+    QueueFullError,
+    Request,
+    SamplingParams,
+    ShareFullError,
+)
 from server.chat.drain import Drain
 from server.metrics import Metrics
 from server.metrics.requests import Refusal
@@ -25,12 +31,11 @@ async def generates(client: ServingEngine, timeout_s: float) -> bool:
     """Return True if the engine computes a token in time, for a request of highest priority."""
     pooling = client.limits.embedding_size is not None
     params = SamplingParams(max_tokens=0 if pooling else 1, temperature=0.0)
+    probe = Request((0,), (params,), priority=PROBE_PRIORITY, pooling=pooling, beyond_queue=True)
     computed = _computed_tokens(client)
     deadline = time.monotonic() + timeout_s
     try:
-        stream = client.submit(
-            (0,), params, priority=PROBE_PRIORITY, pooling=pooling, beyond_queue=True
-        )
+        (stream,) = client.submit(probe)
     except EngineDeadError:
         return False
     try:

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from engine.client import TokenStream
 from engine.serving import ServingEngine
-from engine.types import PrefixReport, SamplingParams, Submission
+from engine.types import PrefixReport, Request, SamplingParams
 from server.metrics.answer_times import RequestTimes
-from server.protocol.common import current_request_id
 from server.text.pieces import Delta, Usage
 from server.text.pipeline import GenerationError, ParseOptions, TextPipeline
 from server.text.reasoning_cache import ReasoningRecorder
@@ -20,7 +19,7 @@ from server.text.tokenizer import Tokenizer
 class Prompt:
     """A prompt for the engine, with the rules for parsing the answers to it."""
 
-    submission: Submission
+    request: Request
     stop: tuple[str, ...] = ()
     parse_options: ParseOptions | None = None
     """Rules for parsing a chat's answer. With None, the whole answer is content."""
@@ -31,12 +30,12 @@ class Prompt:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        return self.submission.prompt_ids
+        return self.request.prompt_ids
 
     @property
     def params(self) -> SamplingParams:
         """The first answer's sampling parameters. Only the seed of later answers differs."""
-        return self.submission.params[0]
+        return self.request.params[0]
 
 
 NUM_SEEDS = 2**64
@@ -64,7 +63,7 @@ class Choices:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Submit all prompts to the engine, or no prompt if one fails. After ``max_s`` seconds,
-        running answers are cut off. Raises the errors of ``ServingEngine.submit_choices``."""
+        running answers are cut off. Raises the errors of ``ServingEngine.submit``."""
         self._times = times
         self._clock = clock
         self._ends_at = clock() + max_s
@@ -81,9 +80,8 @@ class Choices:
 
     def _submit(self, client: ServingEngine, tokenizer: Tokenizer, prompt: Prompt) -> None:
         read_with = self._firsts[0].stream if self._firsts else None
-        submission = replace(prompt.submission, name=current_request_id())
-        streams = client.submit_choices(submission, read_with)
-        self._times.answers_to(len(prompt.ids), len(streams), submission.salt.tenant)
+        streams = client.submit(prompt.request, read_with)
+        self._times.answers_to(len(prompt.ids), len(streams), prompt.request.salt.tenant)
         for index, stream in enumerate(streams, start=len(self._choices)):
             text = TextPipeline(tokenizer, prompt.params, prompt.stop, prompt.parse_options, index)
             recorder = None if prompt.new_recorder is None else prompt.new_recorder()
@@ -164,8 +162,3 @@ def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
         return None
     telling = next((report for report in reports if report.miss is not None), reports[0])
     return replace(telling, cached_tokens=sum(report.cached_tokens for report in reports))
-
-
-def choice_params(params: SamplingParams, choices: int) -> tuple[SamplingParams, ...]:
-    """Return the parameters of each choice (answer). The choices' seeds are consecutive numbers."""
-    return tuple(replace(params, seed=(params.seed + i) % NUM_SEEDS) for i in range(choices))

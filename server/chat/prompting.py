@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from engine.types import PrefixSalt, Submission, TokenConstraint
+from engine.types import PrefixSalt, TokenConstraint
 from server.chat.admission import Admission
-from server.chat.generation import Prompt, choice_params
+from server.chat.generation import Prompt
 from server.chat.served_model import PromptRules
 from server.config import LimitsSection
 from server.protocol.common import SamplingFields
@@ -29,7 +29,7 @@ from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
 from server.text.grammar.worker import WorkerBusyError
 from server.text.pipeline import ParseOptions, ends_in_call
 from server.text.reasoning_cache import ReasoningCache, Recalled
-from server.text.tokenizer import EncodedChat, TextTooLongError, Tokenizer
+from server.text.tokenizer import EncodedText, TextTooLongError, Tokenizer
 
 
 async def compiled_constraint(
@@ -82,22 +82,6 @@ log = structlog.get_logger("quire")
 
 
 @dataclass(frozen=True, slots=True)
-class ChatSpec:
-    """A chat request of any API."""
-
-    conversation: Conversation
-    sampling: SamplingFields
-    max_tokens: int | None = None
-    """The maximum number of the answer's tokens. With None and -1, the context is the limit."""
-    max_tokens_param: str = "max_tokens"
-    """The API's name for ``max_tokens``, used in error messages."""
-    logprobs: int | None = None
-    """Number of alternative tokens to report per token. With None, nothing is reported."""
-    turns_param: str = "messages"
-    """The API's name for the list of messages, used in error messages."""
-
-
-@dataclass(frozen=True, slots=True)
 class ChatPrompts:
     """Makes prompts from conversations, and counts their tokens."""
 
@@ -112,13 +96,14 @@ class ChatPrompts:
     checks again that the engine has room, so that no prompt is encoded only to be refused."""
     limits: LimitsSection
 
-    async def prompt(self, chat: ChatSpec, salt: PrefixSalt) -> Prompt:
-        """Return a chat's prompt for the engine. Raises ApiError (400, 429 or 503)."""
-        sampling, param = chat.sampling, chat.turns_param
-        conversation, tool_format = self._check(chat.conversation, param)
-        choices = sampling.response_options.choices
+    async def prompt(
+        self, conversation: Conversation, wire: SamplingFields, salt: PrefixSalt
+    ) -> Prompt:
+        """Return the prompt of a chat of any API. Raises ApiError (400, 429 or 503)."""
+        param = wire.turns_param
+        conversation, tool_format = self._check(conversation, param)
         async with self.encoding:
-            self.admission.check_answers(salt.tenant, choices)
+            self.admission.check_answers(salt.tenant, wire.response_options.choices)
             known = await self._recall(conversation, salt)
             encoded = await self._encode_fitting(known.conversation, param)
         options = ParseOptions(
@@ -130,28 +115,17 @@ class ChatPrompts:
             encoded.begun,
         )
         _check_no_call_begun(conversation, options, param)
-        params = self.rules.sampling_params(
-            sampling, len(encoded.ids), chat.max_tokens, chat.max_tokens_param, chat.logprobs
-        )
+        request = self.rules.request(wire, encoded, salt)
         constraint, not_enforced = await compiled_constraint(
             self.grammars, conversation, options, param
         )
-        if constraint is not None and sampling.ignore_eos:
+        if constraint is not None and wire.ignore_eos:
             raise invalid(
                 "An answer of a given form, or with a budget of thoughts, has an end of its own.",
                 "ignore_eos",
             )
-        submission = Submission(
-            encoded.ids,
-            choice_params(params, choices),
-            priority=sampling.priority or 0,
-            salt=salt,
-            system_tokens=encoded.system_tokens,
-            boundaries=encoded.boundaries,
-            constraint=constraint,
-        )
-        stop = sampling.stop_strings()
-        return Prompt(submission, stop, options, known.new_recorder, not_enforced)
+        request = replace(request, constraint=constraint)
+        return Prompt(request, wire.stop_strings(), options, known.new_recorder, not_enforced)
 
     async def encode(
         self,
@@ -160,7 +134,7 @@ class ChatPrompts:
         salt: PrefixSalt,
         *,
         add_generation_prompt: bool = True,
-    ) -> EncodedChat:
+    ) -> EncodedText:
         """Encode a conversation of any length. Raises ApiError if the template fails."""
         conversation, _ = self._check(conversation, param)
         async with self.encoding:
@@ -213,7 +187,7 @@ class ChatPrompts:
 
         return await asyncio.to_thread(both)
 
-    async def _encode_fitting(self, conversation: Conversation, param: str) -> EncodedChat:
+    async def _encode_fitting(self, conversation: Conversation, param: str) -> EncodedText:
         """Encode the prompt. If it is too long, raise an ApiError that tells the tools' length."""
         try:
             encoded = await self._encode(conversation, param, self.rules.max_model_len)
@@ -236,7 +210,7 @@ class ChatPrompts:
         most_tokens: int | None,
         *,
         add_generation_prompt: bool = True,
-    ) -> EncodedChat:
+    ) -> EncodedText:
         """Encode the prompt. Raises ApiError, before encoding, if the prompt is surely too long."""
         try:
             return await self.tokenizer.encode_chat(

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.types import EngineLimits, SamplingParams
+from engine.types import EngineLimits, PrefixSalt, Request
 from server.catalogue.names import match, nearest
 from server.protocol.answers import ResponseMetadata
 from server.protocol.common import MAX_BODY_TOKEN_IDS, SamplingFields
 from server.protocol.ollama.answer import NO_FACTS, ModelFacts
 from server.protocol.wire_errors import ContextOverflowError, UnknownModelError, invalid
+from server.text.tokenizer import EncodedText
 
 ID_BYTES = 12
 
@@ -78,35 +79,7 @@ class PromptRules:
         if len(ids) >= self.max_model_len:
             raise ContextOverflowError(len(ids), self.max_model_len, param)
 
-    def sampling_params(
-        self,
-        fields: SamplingFields,
-        prompt_tokens: int,
-        max_tokens: int | None,
-        param: str,
-        logprobs: int | None,
-        *,
-        least: int = 1,
-    ) -> SamplingParams:
-        return fields.sampling_params(
-            max_tokens=answer_length(
-                max_tokens, prompt_tokens, self.max_model_len, param, least=least
-            ),
-            logprobs=logprobs,
-            vocab_size=self.engine.vocab_size,
-            defaults=self.model.defaults,
-            stop_token_ids=self.model.stop_token_ids,
-        )
-
-
-def answer_length(
-    wanted: int | None, prompt_tokens: int, max_model_len: int, param: str, *, least: int = 1
-) -> int:
-    """Return the answer's maximum number of tokens. ``wanted`` is the requested maximum. None and
-    -1 mean all tokens that fit. Raises ApiError for field ``param`` if ``wanted`` < ``least``."""
-    room = max_model_len - prompt_tokens
-    if wanted is None or wanted == -1:
-        return room
-    if wanted < least:
-        raise invalid(f"{param} is {wanted}; it must be at least {least}.", param)
-    return min(wanted, room)
+    def request(self, wire: SamplingFields, prompt: EncodedText, salt: PrefixSalt) -> Request:
+        """Return the request for the answers to a prompt. Raises ApiError."""
+        model = self.model
+        return wire.request(prompt, salt, self.engine, model.defaults, model.stop_token_ids)

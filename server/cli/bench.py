@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.client import EngineClient, TokenStream
 from engine.machine import machine_memory
-from engine.types import FinishReason, SamplingParams, Submission
+from engine.types import FinishReason, Request, SamplingParams
 from kvcache.memory_budget import gib
 from kvcache.selftest.machine import process_footprint, this_machine
 from server.cli.log import configure_log
@@ -79,8 +79,8 @@ async def _measure(client: EngineClient) -> dict[str, Any]:
 
     def submit(tokens: int, answer: int, first: Sequence[TokenStream] = ()) -> TokenStream:
         prompt = tuple(random.randrange(limits.vocab_size) for _ in range(tokens))
-        submission = Submission(prompt, (SamplingParams(answer, temperature=0.0),))
-        return client.submit_choices(submission, *first[:1])[0]
+        request = Request(prompt, (SamplingParams(answer, temperature=0.0),))
+        return client.submit(request, *first[:1])[0]
 
     for tokens in (tokens for tokens in PROMPTS if tokens < limits.max_model_len):
         began = time.perf_counter()

@@ -5,7 +5,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -22,12 +22,13 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from structlog.contextvars import bind_contextvars, clear_contextvars, get_contextvars
 
-from engine.types import SamplingParams
+from engine.types import EngineLimits, PrefixSalt, Request, SamplingParams
 from server.config import LimitsSection
 from server.protocol.fields import SAMPLING_REFUSED, RefusedFields, check_refused
 from server.protocol.wire_errors import ApiError, body_too_large, invalid, quoted
 from server.text.conversation import OutputFormat
 from server.text.json_object import MAX_VALUES, has_many_values, outside_texts
+from server.text.tokenizer import EncodedText
 
 # The nesting limit of pydantic-core's JSON reader (jiter).
 MAX_DEPTH = 200
@@ -138,6 +139,7 @@ def current_request_id() -> str:
     return bound if isinstance(bound, str) else new_request_id()
 
 
+NUM_SEEDS = 2**64
 MAX_SEED = 2**63 - 1
 # A request with this seed gets a random seed, as in Ollama, llama.cpp and vLLM.
 RANDOM_SEED = -1
@@ -287,6 +289,8 @@ class SamplingFields(SharedSampling, RequestFields):
 
     stop_param: ClassVar[str] = "stop"
     """The name of the field with the stop strings, for error messages."""
+    turns_param: ClassVar[str] = "messages"
+    """The name of the field with the conversation, for error messages."""
     stops_factor: ClassVar[int] = 1
     """The limit of stop strings is this factor times the setting ``max_stop_strings``."""
 
@@ -336,25 +340,70 @@ class SamplingFields(SharedSampling, RequestFields):
     def num_prompts(self) -> int:
         return 1
 
+    @property
+    def asked_length(self) -> tuple[int | None, str]:
+        """The answer's maximum number of tokens, and the name of the field that sets it. None and
+        -1 mean all tokens that fit."""
+        return None, "max_tokens"
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """The number of alternatives to report per token; None reports no log-probabilities."""
+        return None
+
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """The same for each token of the prompt. Unless it is None, the answer may be empty."""
+        return None
+
     def stop_strings(self) -> tuple[str, ...]:
         return ()
 
-    def sampling_params(
+    def request(
         self,
-        *,
-        max_tokens: int,
-        logprobs: int | None,
+        prompt: EncodedText,
+        salt: PrefixSalt,
+        limits: EngineLimits,
+        defaults: dict[str, Any],
+        stop_token_ids: frozenset[int],
+    ) -> Request:
+        """Return the engine's request. ``defaults`` are from generation_config.json. The model's
+        ``stop_token_ids`` are added, unless ``ignore_eos``. Raises ApiError for invalid values."""
+        room = limits.max_model_len - len(prompt.ids)
+        params = self._sampling_params(room, limits.vocab_size, defaults, stop_token_ids)
+        seeds = range(params.seed, params.seed + self.response_options.choices)
+        return Request(
+            prompt.ids,
+            tuple(replace(params, seed=seed % NUM_SEEDS) for seed in seeds),
+            priority=self.priority or 0,
+            salt=salt,
+            system_tokens=prompt.system_tokens,
+            boundaries=prompt.boundaries,
+            name=current_request_id(),
+        )
+
+    def _answer_length(self, room: int) -> int:
+        """Return the answer's maximum number of tokens, of which ``room`` fit into the context."""
+        wanted, param = self.asked_length
+        if wanted is None or wanted == -1:
+            return room
+        least = 1 if self.prompt_logprobs is None else 0
+        if wanted < least:
+            raise invalid(f"{param} is {wanted}; it must be at least {least}.", param)
+        return min(wanted, room)
+
+    def _sampling_params(
+        self,
+        room: int,
         vocab_size: int,
         defaults: dict[str, Any],
         stop_token_ids: frozenset[int],
     ) -> SamplingParams:
-        """Return the engine's parameters. ``defaults`` are from generation_config.json. The model's
-        ``stop_token_ids`` are added, unless ``ignore_eos``. Raises ApiError for invalid values."""
-
         def chosen(field: str, otherwise: float) -> float:
             value = getattr(self, field)
             return float(defaults.get(field, otherwise) if value is None else value)
 
+        max_tokens = self._answer_length(room)
         if (self.min_tokens or 0) > max_tokens:
             raise invalid(
                 f"min_tokens is {self.min_tokens}, but the answer can have {max_tokens} tokens at "
@@ -376,8 +425,9 @@ class SamplingFields(SharedSampling, RequestFields):
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=chosen("repetition_penalty", 1.0),
             logit_bias=self._biases(vocab_size),
-            seed=seed % 2**64,
-            logprobs=logprobs,
+            seed=seed % NUM_SEEDS,
+            logprobs=self.num_logprobs,
+            prompt_logprobs=self.prompt_logprobs,
             stop_token_ids=own_stops | frozenset(self.stop_token_ids or ()),
             min_tokens=self.min_tokens or 0,
         )
@@ -400,6 +450,9 @@ class OpenAISamplingFields(SamplingFields):
 
     refused_fields: ClassVar[RefusedFields] = SAMPLING_REFUSED
 
+    length_param: ClassVar[str] = "max_tokens"
+    """The API's own field for the answer's length, which takes precedence over ``max_tokens``."""
+
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
     stop: str | ListOf[str] | None = None
@@ -420,6 +473,11 @@ class OpenAISamplingFields(SamplingFields):
             cache_report=bool(self.cache_report),
         )
 
+    @property
+    def asked_length(self) -> tuple[int | None, str]:
+        own = getattr(self, self.length_param)
+        return (self.max_tokens, "max_tokens") if own is None else (own, self.length_param)
+
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
@@ -438,7 +496,6 @@ class LogprobFields(WireModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of alternative tokens to report per token, or None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

@@ -66,14 +66,17 @@ class CompletionRequest(OpenAISamplingFields):
         return "prompt" if len(self.prompts) == 1 else f"prompt[{number}]"
 
     @property
-    def asked_length(self) -> int:
-        """The answer's maximum number of tokens. The default is OpenAI's."""
-        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+    def asked_length(self) -> tuple[int | None, str]:
+        """As in OpenAI's API, the default is not all tokens that fit."""
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens, "max_tokens"
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def prompt_logprobs(self) -> int | None:
-        """The number of alternative tokens to report per prompt token, or None to report nothing.
-        For an echo without an answer it is never None, because the engine then needs a report."""
+        """For an echo without an answer it is a number, because the engine needs a report."""
         if not self.echo:
             return None
         return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs

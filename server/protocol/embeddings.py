@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 from pydantic_core import to_json
 
+from engine.types import PrefixSalt, Request, SamplingParams
 from server.config import LimitsSection
 from server.protocol.common import MAX_PRIORITY, CacheSalt, RequestFields, TextsOrIds, Whole
 from server.protocol.fields import EMBEDDING_REFUSED
@@ -15,6 +16,7 @@ from server.protocol.wire_errors import check_count, invalid
 
 MAX_DIMENSIONS = 2**31 - 1
 MAX_INPUTS = 2048
+NO_TOKENS = SamplingParams(max_tokens=0)
 Vectors = np.ndarray
 """A float32 array of shape ``[inputs, dimensions]``, in which each row has length 1."""
 
@@ -49,6 +51,17 @@ class EmbeddingRequest(RequestFields):
             return [self.input]
         first = self.input[0] if self.input else None
         return [self.input] if isinstance(first, int) else self.input  # type: ignore[return-value]
+
+    def request(self, prompt_ids: tuple[int, ...], salt: PrefixSalt) -> Request:
+        """Return the engine's request for one input's vector."""
+        return Request(
+            prompt_ids,
+            (NO_TOKENS,),
+            priority=self.priority or 0,
+            salt=salt,
+            pooling=True,
+            beyond_queue=True,
+        )
 
     def name_of(self, number: int) -> str:
         """Return the name of the input with this index, for error messages."""

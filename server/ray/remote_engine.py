@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from engine.client import MAX_BACKLOG, Slots, TokenStream
 from engine.memory_map import MemoryMap
@@ -20,8 +19,6 @@ from engine.types import (
     EngineStats,
     FinishReason,
     Request,
-    SamplingParams,
-    Submission,
     TokenEvent,
 )
 from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL
@@ -53,7 +50,7 @@ class ReplicaError(Exception):
 class _Call:
     """A prompt whose answers are being generated, and the streams of these answers."""
 
-    submission: Submission
+    request: Request
     streams: list[TokenStream]
     unread: set[int]
     """Indices into ``streams`` of the running answers that still have a reader."""
@@ -81,7 +78,7 @@ class RemoteEngine:
         self.members = Membership(silence_s + report_period_s, time.monotonic)
         self._slots = Slots(max_share_ratio)
         self._calls: dict[int, tuple[_Call, int]] = {}
-        """``{request id: (call, index of the request's answer in the call)}``."""
+        """``{answer id: (call, index of the answer in the call)}``."""
         self._last_id = 0
         self._closed = False
         self._reporting: asyncio.Task[None] | None = None
@@ -178,31 +175,24 @@ class RemoteEngine:
         except Exception as error:
             raise EngineDeadError from error
 
-    def submit(
-        self, prompt_ids: tuple[int, ...], params: SamplingParams, **options: Any
-    ) -> TokenStream:
-        (stream,) = self.submit_choices(Submission(prompt_ids, (params,), **options))
-        return stream
-
-    def submit_choices(
-        self, asked: Submission, read_with: TokenStream | None = None
-    ) -> list[TokenStream]:
+    def submit(self, request: Request, read_with: TokenStream | None = None) -> list[TokenStream]:
         if not self.alive:
             raise EngineDeadError
-        tenant = asked.salt.tenant
-        self.limits.check_length(asked.prompt_ids, asked.params)
-        if not asked.beyond_queue:
-            self.check_room(len(asked.params), tenant)
-        sendable = asked.constraint is None or isinstance(asked.constraint, UncompiledConstraint)
+        tenant, answers = request.salt.tenant, len(request.params)
+        self.limits.check_length(request)
+        if not request.beyond_queue:
+            self.check_room(answers, tenant)
+        form = request.constraint
+        sendable = form is None or isinstance(form, UncompiledConstraint)
         assert sendable, "a compiled constraint cannot be sent"
         wake = asyncio.Event() if read_with is None else read_with.wake
-        call = _Call(asked, [], set(range(len(asked.params))))
-        for index, params in enumerate(asked.params):
-            self._last_id += 1
-            request = Request(self._last_id, asked.prompt_ids, params)
-            call.streams.append(TokenStream(request, self._abort, MAX_BACKLOG, wake))
-            self._calls[self._last_id] = call, index
-        self._slots.take(len(call.streams), tenant)
+        request = replace(request, request_id=self._last_id + 1)
+        call = _Call(request, [], set(range(answers)))
+        for index, answer_id in enumerate(request.answer_ids):
+            call.streams.append(TokenStream(request, answer_id, self._abort, MAX_BACKLOG, wake))
+            self._calls[answer_id] = call, index
+        self._last_id += answers
+        self._slots.take(answers, tenant)
         call.task = asyncio.create_task(self._answer(call))
         return call.streams
 
@@ -212,7 +202,7 @@ class RemoteEngine:
         tried, losses, message = set[str](), 0, ""
         deadline = time.monotonic() + self._silence_s
         # Hash in a thread: a long prompt takes milliseconds, which would delay other answers.
-        text = await asyncio.to_thread(routed_text, call.submission, self.limits)
+        text = await asyncio.to_thread(routed_text, call.request, self.limits)
         while losses < MAX_LOSSES and not call.has_begun:
             without = frozenset(tried | self.members.silent)
             if message and without.issuperset(self.members.names):
@@ -239,7 +229,7 @@ class RemoteEngine:
     async def _follow(self, call: _Call, route: Route) -> None:
         """Deliver a replica's events until no running answer has a reader. Raises ReplicaError."""
         running = set(call.unread)
-        async with aclosing(self._replicas.generate(route, call.submission)) as batches:
+        async with aclosing(self._replicas.generate(route, call.request)) as batches:
             while running & call.unread:
                 try:
                     async with asyncio.timeout(self._silence_s):
@@ -257,7 +247,7 @@ class RemoteEngine:
         for index, event in batch:
             stream = call.streams[index]
             if index in call.unread:
-                stream.deliver(event._replace(request_id=stream.request.request_id))
+                stream.deliver(event._replace(request_id=stream.answer_id))
             if event.finish is not None:
                 self._free(call, index)
 
@@ -266,14 +256,14 @@ class RemoteEngine:
         event = TokenEvent(0, None, FinishReason.ERROR, message=message)
         self._deliver(call, [(index, event) for index in sorted(call.unread)])
         if not self._closed:
-            log.warning("the request %s has failed: %s", call.submission.name, message)
+            log.warning("the request %s has failed: %s", call.request.name, message)
 
     def _free(self, call: _Call, index: int) -> None:
         """Free the slot of an answer that ended or lost its reader. A second call does nothing."""
         if index in call.unread:
             call.unread.remove(index)
-            del self._calls[call.streams[index].request.request_id]
-            self._slots.free(call.submission.salt.tenant)
+            del self._calls[call.streams[index].answer_id]
+            self._slots.free(call.request.salt.tenant)
 
     def _abort(self, request_id: int) -> None:
         """Free an answer's slot after its reader left. If no reader is left, cancel the call."""
@@ -283,13 +273,13 @@ class RemoteEngine:
             call.task.cancel()
 
 
-def routed_text(submission: Submission, limits: EngineLimits) -> str:
+def routed_text(request: Request, limits: EngineLimits) -> str:
     """Return a text with a character for each full block of a prompt, made from the block's hash.
     The router compares prompts by these texts, which differ between tenants (API keys)."""
     if limits.shared_block_tokens is None:
         return ""
-    hashes = BlockHashes(b"", submission.salt, limits.shared_block_tokens)
-    hashes.extend(submission.prompt_ids, 0)
+    hashes = BlockHashes(b"", request.salt, limits.shared_block_tokens)
+    hashes.extend(request.prompt_ids, 0)
     return "".join(
         chr(BEHIND_SURROGATES + (int.from_bytes(digest[:3]) >> 4)) for digest in hashes.digests
     )

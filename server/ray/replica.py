@@ -18,7 +18,7 @@ from engine.types import (
     EngineDeadError,
     FinishReason,
     QueueFullError,
-    Submission,
+    Request,
     TokenEvent,
 )
 from server.chat.admission import generates
@@ -81,13 +81,13 @@ class EngineReplica:
         self._ready_timeout_s = ready_timeout_s
 
     async def generate(
-        self, _: Route, submission: Submission
+        self, _: Route, request: Request
     ) -> AsyncGenerator[list[NumberedEvent] | Refusal, None]:
         """Yield the events of a prompt's answers. Yield an empty list at the start and after each
         second without an event. Closing the generator aborts the answers."""
         yield []
         try:
-            streams = await self._submit(submission)
+            streams = await self._submit(request)
         except (QueueFullError, WorkerBusyError, GrammarMemoryError):
             yield Refusal.FULL
             return
@@ -98,7 +98,7 @@ class EngineReplica:
             # The head could compile the grammar, but this machine is slower or has less memory.
             message = f"{FORM_LIMITS}: {error}"
             failed = TokenEvent(0, None, FinishReason.ERROR, message=message)
-            yield [(index, failed) for index in range(len(submission.params))]
+            yield [(index, failed) for index in range(len(request.params))]
             return
         running = dict(enumerate(streams))
         try:
@@ -114,12 +114,12 @@ class EngineReplica:
             for stream in streams:
                 stream.close()
 
-    async def _submit(self, submission: Submission) -> list[TokenStream]:
-        if (sent := submission.constraint) is not None:
+    async def _submit(self, request: Request) -> list[TokenStream]:
+        if (sent := request.constraint) is not None:
             assert isinstance(sent, UncompiledConstraint)
             constraint = await self._grammars.compile(sent.spec, sent.begun)
-            submission = replace(submission, constraint=constraint)
-        return self._client.submit_choices(submission)
+            request = replace(request, constraint=constraint)
+        return self._client.submit(request)
 
     async def report(self, _: Route) -> ReplicaReport:
         client, host = self._client, socket.gethostname()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from engine.types import EngineLimits, EngineStats, Submission, TokenEvent
+from engine.types import EngineLimits, EngineStats, Request, TokenEvent
 from server.text.grammar.constraint_spec import ConstraintSpec
 
 NumberedEvent = tuple[int, TokenEvent]
@@ -72,10 +72,10 @@ class RayReplicas:
         self._streaming = handle.options(stream=True)
 
     async def generate(
-        self, route: Route, submission: Submission
+        self, route: Route, request: Request
     ) -> AsyncGenerator[list[NumberedEvent] | Refusal, None]:
         """Yield a replica's lists of events. Closing the generator aborts the answers."""
-        response = self._streaming.generate.remote(route, submission)
+        response = self._streaming.generate.remote(route, request)
         with _cancel_on_leaving(response):
             async for batch in response:
                 yield batch

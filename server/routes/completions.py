@@ -1,17 +1,13 @@
 """POST /v1/chat/completions, /v1/completions, /v1/messages and /v1/messages/count_tokens."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.types import PrefixSalt, Submission
-from server.chat.generation import Prompt, choice_params
-from server.chat.prompting import ChatSpec
-from server.chat.served_model import PromptRules
+from server.chat.generation import Prompt
 from server.protocol.chat.answer import ChatAnswer
 from server.protocol.chat.request import ChatRequest
 from server.protocol.completions import CompletionRequest, Echo, PromptText, TextAnswer
@@ -38,7 +34,7 @@ def _add_message_routes(router: APIRouter, service: Service) -> None:
     async def messages(request: Request) -> Response:
         wire, salt = await reader.admit(request, MessagesRequest)
         conversation = reader.conversation(request, wire, "messages")
-        prompt = await prompts.prompt(ChatSpec(conversation, wire, wire.max_tokens), salt)
+        prompt = await prompts.prompt(conversation, wire, salt)
         answer = MessageAnswer(
             model.new_metadata("msg", "_"),
             len(prompt.ids),
@@ -66,11 +62,7 @@ def _add_chat_routes(router: APIRouter, service: Service) -> None:
     @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         wire, salt = await reader.admit(request, ChatRequest)
-        max_tokens, param = wire.asked_length
-        chat = ChatSpec(
-            reader.conversation(request, wire, "chat"), wire, max_tokens, param, wire.num_logprobs
-        )
-        prompt = await prompts.prompt(chat, salt)
+        prompt = await prompts.prompt(reader.conversation(request, wire, "chat"), wire, salt)
         answer = ChatAnswer(
             model.new_metadata("chatcmpl"),
             token_bytes,
@@ -89,7 +81,8 @@ def _add_completion_routes(router: APIRouter, service: Service) -> None:
     async def completions(request: Request) -> Response:
         wire, salt = await reader.admit(request, CompletionRequest)
         encoded = await _all_encoded(service, wire)
-        prompts = [_prompt(service.rules, wire, text.ids, salt) for text in encoded]
+        requests = [service.rules.request(wire, text, salt) for text in encoded]
+        prompts = [Prompt(each, wire.stop_strings()) for each in requests]
         answer = TextAnswer(
             service.model.new_metadata("cmpl"),
             service.tokenizer.token_bytes,
@@ -134,21 +127,8 @@ async def _encoded(
         encoded = await encoded_text(service, prompt, place, offsets=bool(wire.echo))
     else:
         rules.check_token_ids(prompt, place)
-        encoded = EncodedText("", tuple(prompt), ())
+        encoded = EncodedText("", tuple(prompt))
     rules.check_prompt(encoded.ids, place)
     if wire.echo and not isinstance(prompt, str):
         return await asyncio.to_thread(decoded_text, service.tokenizer, encoded.ids)
     return encoded
-
-
-def _prompt(
-    rules: PromptRules, wire: CompletionRequest, ids: tuple[int, ...], salt: PrefixSalt
-) -> Prompt:
-    least = 0 if wire.echo else 1
-    params = rules.sampling_params(
-        wire, len(ids), wire.asked_length, "max_tokens", wire.logprobs, least=least
-    )
-    params = replace(params, prompt_logprobs=wire.prompt_logprobs)
-    choices = choice_params(params, wire.response_options.choices)
-    submission = Submission(ids, choices, priority=wire.priority or 0, salt=salt)
-    return Prompt(submission, wire.stop_strings())

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.types import EngineDeadError, PrefixSalt, SamplingParams, TokenEvent
+from engine.types import EngineDeadError, PrefixSalt, TokenEvent
 from server.metrics.answer_times import RequestTimes
 from server.protocol.embeddings import EmbeddingRequest, Vectors, embedding_pieces, shorten
 from server.protocol.wire_errors import (
@@ -22,7 +22,6 @@ from server.routes.openapi import takes
 from server.routes.service import Service
 from server.text.tokenizer import TextsTooLongError, TextTooLongError
 
-NO_TOKENS = SamplingParams(max_tokens=0)
 # A request has at most WINDOW * max_num_seqs inputs in the engine at once: enough to keep the
 # engine busy, and few enough to leave the queue to other requests.
 WINDOW = 2
@@ -50,7 +49,7 @@ async def vectors_of(
     salt = service.reader.salt(request, wire.cache_salt)
     service.admission.check_vectors(salt.tenant, wire.dimensions)
     inputs = await _inputs(service, wire)
-    computing = _vectors(service, inputs, salt, wire.priority or 0, request.state.times)
+    computing = _vectors(service, wire, inputs, salt, request.state.times)
     vectors = await unless_left(request, computing)
     if vectors is None:
         return None
@@ -84,7 +83,7 @@ async def _inputs(service: Service, wire: EmbeddingRequest) -> Inputs:
 
 
 async def _vectors(
-    service: Service, inputs: Inputs, salt: PrefixSalt, priority: int, times: RequestTimes
+    service: Service, wire: EmbeddingRequest, inputs: Inputs, salt: PrefixSalt, times: RequestTimes
 ) -> Vectors:
     """Return one vector per input. If an input fails or the caller cancels, abort all inputs.
     Raises ApiError (500 or 503), also if the request's time is over."""
@@ -93,9 +92,7 @@ async def _vectors(
 
     async def vector(ids: tuple[int, ...]) -> np.ndarray:
         async with window:
-            stream = service.client.submit(
-                ids, NO_TOKENS, priority=priority, salt=salt, pooling=True, beyond_queue=True
-            )
+            (stream,) = service.client.submit(wire.request(ids, salt))
             (answer,) = times.answers_to(len(ids), 1, salt.tenant)
             try:
                 events: list[TokenEvent] = []

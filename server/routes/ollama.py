@@ -6,9 +6,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from engine.types import PrefixSalt, Submission
+from engine.types import PrefixSalt
 from server.chat.generation import Prompt
-from server.chat.prompting import ChatSpec
 from server.metrics.answer_times import RequestTimes
 from server.protocol.embeddings import Vectors, list_pieces
 from server.protocol.ollama.answer import (
@@ -21,7 +20,6 @@ from server.protocol.ollama.answer import (
     version_answer,
 )
 from server.protocol.ollama.request import (
-    LENGTH_PARAM,
     AnswerFields,
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
@@ -109,21 +107,14 @@ def _add_answers(router: APIRouter, service: Service) -> None:
     async def templated(
         request: Request, wire: OllamaChatRequest | OllamaGenerateRequest, salt: PrefixSalt
     ) -> Prompt:
-        conversation, options = reader.conversation(request, wire, "ollama"), wire.chosen_options
-        spec = ChatSpec(
-            conversation, options.sampling, options.max_tokens, LENGTH_PARAM, wire.num_logprobs
-        )
-        return await prompts.prompt(spec, salt)
+        conversation = reader.conversation(request, wire, "ollama")
+        return await prompts.prompt(conversation, wire.sampling, salt)
 
     async def raw(wire: OllamaGenerateRequest, salt: PrefixSalt) -> Prompt:
-        rules, options = service.rules, wire.chosen_options
-        ids = (await encoded_text(service, wire.prompt or "", "prompt")).ids
-        rules.check_prompt(ids, "prompt")
-        sampling = options.sampling
-        params = rules.sampling_params(
-            sampling, len(ids), options.max_tokens, LENGTH_PARAM, wire.num_logprobs
-        )
-        return Prompt(Submission(ids, (params,), salt=salt), sampling.stop_strings())
+        rules, sampling = service.rules, wire.sampling
+        encoded = await encoded_text(service, wire.prompt or "", "prompt")
+        rules.check_prompt(encoded.ids, "prompt")
+        return Prompt(rules.request(sampling, encoded, salt), sampling.stop_strings())
 
     for path, kind in KINDS.items():
         add(path, kind)

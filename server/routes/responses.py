@@ -6,7 +6,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.chat.prompting import ChatSpec
 from server.chat.response_store import ResponseStore, StoredResponse, items_with_ids
 from server.protocol.answers import Json
 from server.protocol.responses.answer import ResponseAnswer
@@ -41,9 +40,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
     async def create_response(request: Request) -> Response:
         wire, salt = await reader.admit(request, ResponsesRequest)
         history, items, conversation = conversation_of(request, wire)
-        max_tokens, param = wire.asked_length
-        chat = ChatSpec(conversation, wire, max_tokens, param, wire.logprobs, turns_param="input")
-        prompt = await prompts.prompt(chat, salt)
+        prompt = await prompts.prompt(conversation, wire, salt)
 
         def keep(response: Json) -> None:
             if wire.store is not False:

@@ -113,21 +113,13 @@ class TextsTooLongError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """A text and its tokens."""
+    """A prompt's text and its tokens."""
 
     text: str
     ids: tuple[int, ...]
-    offsets: tuple[int, ...]
+    offsets: tuple[int, ...] = ()
     """For each token, the number of characters before it. Empty unless requested."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedChat:
-    """A conversation, rendered as a prompt and encoded."""
-
-    text: str
-    ids: tuple[int, ...]
-    system_tokens: int
+    system_tokens: int = 0
     """The number of ids for tools and system messages, which other conversations may share."""
     boundaries: PromptBoundaries = NO_BOUNDARIES
     """The lengths of the prefixes that the conversation's next prompt may share."""
@@ -193,14 +185,14 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         finds_boundaries: bool = True,
         max_template_s: float = inf,
-    ) -> EncodedChat:
+    ) -> EncodedText:
         """Encode a conversation as a prompt. ``finds_boundaries`` computes ``boundaries``, which
         doubles the rendering time. Raises TemplateError, or TextTooLongError if the prompt surely
         has more than ``max_prompt_tokens`` tokens."""
 
         limit = TimeLimit(max_template_s)
 
-        def encode() -> EncodedChat:
+        def encode() -> EncodedText:
             rendered = self._rendered(
                 conversation, limit, add_generation_prompt, finds_boundaries=finds_boundaries
             )
@@ -290,7 +282,7 @@ class Tokenizer:
         prompt += self._special_tokens.guarded_text(begun.opening + begun.text)
         return _RenderedChat(pieces_of(prompt), ends, begun.text)
 
-    def _encode_rendered(self, rendered: "_RenderedChat") -> EncodedChat:
+    def _encode_rendered(self, rendered: "_RenderedChat") -> EncodedText:
         ids: list[int] = []
         tokens = [0] * len(rendered.ends)
         start = 0
@@ -304,7 +296,7 @@ class Tokenizer:
                 start += len(piece)
         system, person, messages = tokens
         text, boundaries = "".join(rendered.pieces), PromptBoundaries(person, messages)
-        return EncodedChat(text, tuple(ids), system, boundaries, rendered.begun)
+        return EncodedText(text, tuple(ids), (), system, boundaries, rendered.begun)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, which may end within a character, or b"" for an unknown id."""

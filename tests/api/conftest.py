@@ -84,7 +84,7 @@ engine = engine_fixture(
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def started(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[Server]:
     heard, noted = recorded(engine)
-    engine.client.submit_choices = noted  # type: ignore[method-assign]
+    engine.client.submit = noted  # type: ignore[method-assign]
     async with told(engine, tokenizer) as http:
         yield Server(http, engine, tokenizer, heard)
 

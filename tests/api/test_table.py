@@ -49,7 +49,8 @@ async def test_what_comes_back_is_what_was_wanted(
     if row.prompt is not None:
         assert server.read_prompt(request) == row.prompt
     values = {name: getattr(request, name, None) for name in row.heard}
-    values |= {n: getattr(request.params, n) for n in row.heard if hasattr(request.params, n)}
+    params = request.params[0]
+    values |= {name: getattr(params, name) for name in row.heard if hasattr(params, name)}
     assert values == row.heard
     assert row.held in (None, request.constraint is not None)
     assert {name: response.headers.get(name) for name in row.headers} == dict(row.headers)

@@ -13,7 +13,7 @@ from engine.build import build_engine, plan_engine
 from engine.machine import machine_memory
 from engine.models.checkpoint import read_checkpoint
 from engine.step.loop import EngineLoop
-from engine.types import Request, SamplingParams, TokenConstraint
+from engine.types import SamplingParams, TokenConstraint
 from server.text.conversation import OutputFormat
 from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
@@ -22,7 +22,7 @@ from server.text.grammar.worker import GrammarWorker
 from server.text.tokenizer import Tokenizer
 from tests.bench.models import SERVING, write_endless_model
 from tests.bench.table import Goal, Part, Rounds, Row
-from tests.engines import CONFIG, ON_CPU
+from tests.engines import CONFIG, ON_CPU, request_of
 from tests.server.text.grammars import LIMITS
 
 GIB = 1024**3
@@ -154,7 +154,7 @@ def _engine(model: Path, threads: int, constraint: TokenConstraint | None) -> En
         prompt = (number, *range(PROMPT_TOKENS - 1))
         params = SamplingParams(MODEL_LEN - PROMPT_TOKENS - 1, seed=number)
         own = None if constraint is None else constraint.copy()
-        loop.mailbox.put(Request(number, prompt, params, constraint=own))
+        loop.mailbox.put(request_of(number, prompt, params, constraint=own))
     while loop.stats.generated_tokens < STREAMS * WARM_UP_STEPS:
         loop.run_once()
     return loop

@@ -31,7 +31,7 @@ from kvcache.manager import KVCacheManager
 from kvcache.native_backends import NativeStates
 from tests.engine.hybrid_engines import VOCABULARY, hybrid_loop, load_hybrid
 from tests.engine.models.hybrids import Steps, write_hybrid
-from tests.engines import steps
+from tests.engines import request_of, steps
 from tests.kvcache.managers import state_group
 
 MAX_LEN = 256
@@ -128,7 +128,7 @@ def engine(
 def asked(number: int, prompt: list[int], tokens: int, **how: Any) -> Request:
     """A request for the likeliest tokens, and what was likely beside them."""
     params = SamplingParams(tokens, temperature=0.0, logprobs=4)
-    return Request(number, tuple(prompt), params, **how)
+    return request_of(number, tuple(prompt), params, **how)
 
 
 def run(loop: EngineLoop) -> int:
@@ -140,8 +140,8 @@ def alone(hybrid: Hybrid, requests: list[Request]) -> Heard:
     """What each is told when it has an engine to itself, and nothing is cached."""
     heard = Heard()
     loop = engine(hybrid, heard, prefix_cache=False)
-    for request in requests:
-        loop.mailbox.put(replace(request, fork_of=None))
+    for request, number, params in answers_to(requests):
+        loop.mailbox.put(replace(request, request_id=number, params=(params,)))
         run(loop)
     loop.close()
     return heard
@@ -150,14 +150,23 @@ def alone(hybrid: Hybrid, requests: list[Request]) -> Heard:
 # --- one schedule --------------------------------------------------------------------------------
 
 
+def answers_to(requests: list[Request]) -> list[tuple[Request, int, SamplingParams]]:
+    """Each answer's request, id and parameters."""
+    return [
+        (request, number, params)
+        for request in requests
+        for number, params in zip(request.answer_ids, request.params, strict=True)
+    ]
+
+
 def drawn(rng: Random) -> list[Request]:
-    """Prompts that begin alike or go on where another one ends, and some that fork."""
+    """Prompts that begin alike or go on where another one ends, and some with several answers."""
     system = [rng.randrange(VOCABULARY) for _ in range(rng.randint(0, 90))]
     found: list[Request] = []
     for number in range(1, rng.randint(4, 9)):
-        if found and rng.random() < 0.2:
-            parent = rng.choice(found)
-            request = asked(number, [*parent.prompt_ids], 1, fork_of=parent.request_id)
+        forks = found and rng.random() < 0.2
+        if forks:
+            request = found.pop()
         else:
             own = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 90))]
             end = len(system) + len(own)
@@ -167,13 +176,14 @@ def drawn(rng: Random) -> list[Request]:
         tokens, seed = rng.randint(1, 70), rng.getrandbits(32)
         temperature = rng.choice((0.0, 0.0, 1.0))
         params = replace(
-            request.params,
+            request.params[0],
             max_tokens=tokens,
             stop_token_ids=stops,
             seed=seed,
             temperature=temperature,
         )
-        found.append(replace(request, params=params))
+        before = request.params if forks else ()
+        found.append(replace(request, params=(*before, params)))
     return found
 
 
@@ -181,7 +191,8 @@ def schedule(hybrid: Hybrid, seed: int) -> Counter[str]:
     """One schedule: what happened in it, and how many bits were different."""
     rng = Random(seed)
     requests = drawn(rng)
-    leaves = {its.request_id: rng.randint(1, 20) for its in requests if rng.random() < 0.25}
+    numbers = [number for _, number, _ in answers_to(requests)]
+    leaves = {number: rng.randint(1, 20) for number in numbers if rng.random() < 0.25}
     heard = Heard(leaves)
     loop = engine(
         hybrid,
@@ -201,10 +212,10 @@ def schedule(hybrid: Hybrid, seed: int) -> Counter[str]:
     counts["steps"] += run(loop)
     loop._kv.check_invariants()
     counts["schedules"] = 1
-    counts["requests"] = len(requests)
+    counts["requests"] = len(numbers)
     counts["hits"] = sum(cached > 0 for cached in heard.cached.values())
     counts["preemptions"] = loop._scheduler.counters.preemptions
-    counts["forks"] = sum(request.fork_of is not None for request in requests)
+    counts["forks"] = len(numbers) - len(requests)
     counts[DIFFERENT] = differing_bits(heard, alone(hybrid, requests), requests)
     counts.update(compare_states(hybrid, heard, loop._kv, requests))
     assert loop._kv.copied_bytes == 0
@@ -220,9 +231,9 @@ def differing_bits(heard: Heard, reference: Heard, requests: list[Request]) -> i
     """Bits of tokens, ends and log-probabilities. One whose reader went is compared as far as it
     got."""
     found = 0
-    for request in requests:
-        events = heard.said[request.request_id]
-        wanted = reference.said[request.request_id]
+    for _, number, _ in answers_to(requests):
+        events = heard.said[number]
+        wanted = reference.said[number]
         if events[-1].finish is FinishReason.ABORTED:
             events = events[:-1]
             wanted = wanted[: len(events)]
@@ -255,17 +266,17 @@ def compare_states(
 ) -> Counter[str]:
     """Compares the states that are kept with those of one step over all tokens before them."""
     size, held = kv._layout.tokens_per_block, {}
-    for request in requests:
+    for request, number, _ in answers_to(requests):
         hashes = kv.block_hashes(PrefixSalt())
-        hashes.extend([*request.prompt_ids, *heard.tokens(request.request_id)], 0)
-        for number, digest in enumerate(hashes.digests, 1):
-            held[digest] = (request, number * size)
+        tokens = [*request.prompt_ids, *heard.tokens(number)]
+        hashes.extend(tokens, 0)
+        for count, digest in enumerate(hashes.digests, 1):
+            held[digest] = tokens[: count * size]
     counts: Counter[str] = Counter()
     for slot in state_group(kv).pool.slots:
         if slot.digest is None:
             continue
-        request, length = held[slot.digest]
-        tokens = [*request.prompt_ids, *heard.tokens(request.request_id)][:length]
+        tokens = held[slot.digest]
         counts["states compared"] += 1
         counts[DIFFERENT] += differing(states_in(kv, slot.number), fresh_states(hybrid, tokens))
     return counts

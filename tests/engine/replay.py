@@ -179,7 +179,7 @@ class Replay:
         """starts: where the plan's sequences begin to compute."""
         kv = self._kv
         if isinstance(decision, Opened):
-            hashes = kv.block_hashes(decision.salt)
+            hashes = kv.block_hashes(decision.request.salt)
             hashes.extend(decision.token_ids, 0)
             hashes.max_cached_tokens = starts.get(decision.seq_id, decision.num_reusable)
             self._until(
@@ -189,7 +189,7 @@ class Replay:
                         hashes,
                         decision.num_tokens,
                         final_tokens=decision.final_tokens,
-                        system_tokens=decision.system_tokens,
+                        system_tokens=decision.request.system_tokens,
                     )
                     is not None
                 )

@@ -15,10 +15,18 @@ from engine.types import (
     Request,
     SamplingParams,
     ShareFullError,
-    Submission,
     TokenEvent,
 )
-from tests.engines import SHAPE, VOCAB, greedy, recall_client, recall_loop, started
+from tests.engines import (
+    SHAPE,
+    VOCAB,
+    greedy,
+    recall_client,
+    recall_loop,
+    request_of,
+    started,
+    submit,
+)
 from tests.recall import RecallModel, recall_many
 
 WAIT_S = 10.0
@@ -57,7 +65,7 @@ def _empty(client: EngineClient) -> bool:
 
 async def test_many_streams_get_their_own_tokens(client: EngineClient) -> None:
     asked = [list(range(n, 3 * n)) for n in range(1, 30)]
-    streams = [client.submit(tuple(ids), params()) for ids in asked]
+    streams = [submit(client, tuple(ids), params()) for ids in asked]
     for ids, events in zip(asked, await asyncio.gather(*map(read, streams)), strict=True):
         want = recall_many(ids, 10, len(SHAPE.layers), VOCAB)
         assert [e.token_id for e in events] == want
@@ -68,7 +76,7 @@ async def test_many_streams_get_their_own_tokens(client: EngineClient) -> None:
 async def test_a_closed_stream_aborts_its_request_and_frees_its_memory(
     client: EngineClient,
 ) -> None:
-    stream = client.submit(tuple(range(100)), params(300))
+    stream = submit(client, tuple(range(100)), params(300))
     await stream.next_batch(WAIT_S)
     stream.close()
     stream.close()
@@ -76,12 +84,12 @@ async def test_a_closed_stream_aborts_its_request_and_frees_its_memory(
 
 
 async def test_waiting_for_events_has_a_limit() -> None:
-    stream = TokenStream(Request(1, PROMPT, params()), _unwanted, 9, asyncio.Event())
+    stream = TokenStream(request_of(1, PROMPT, params()), 1, _unwanted, 9, asyncio.Event())
     assert await stream.next_batch(0.001) == []
 
 
 async def test_an_exhausted_stream_gives_nothing_more(client: EngineClient) -> None:
-    stream = client.submit((1, 2), params(1))
+    stream = submit(client, (1, 2), params(1))
     assert len(await read(stream)) == 1
     assert await stream.next_batch(0.01) == []
 
@@ -90,7 +98,7 @@ async def test_fault_01_a_prompt_that_can_never_fit_is_refused_at_once(
     client: EngineClient,
 ) -> None:
     with pytest.raises(PromptTooLongError) as caught:
-        client.submit(tuple(range(400)), params())
+        submit(client, tuple(range(400)), params())
     assert (caught.value.prompt_tokens, caught.value.max_model_len) == (400, 400)
     assert client.in_flight == 0
 
@@ -98,15 +106,15 @@ async def test_fault_01_a_prompt_that_can_never_fit_is_refused_at_once(
 async def test_fault_26_the_queue_is_bounded_and_the_canary_goes_beyond_it(
     client: EngineClient,
 ) -> None:
-    streams = [client.submit(tuple(range(300)), params(90)) for _ in range(8 + 64)]
+    streams = [submit(client, tuple(range(300)), params(90)) for _ in range(8 + 64)]
     with pytest.raises(QueueFullError):
-        client.submit((1,), params())
-    canary = client.submit((0,), params(1), priority=-1, beyond_queue=True)
+        submit(client, (1,), params())
+    canary = submit(client, (0,), params(1), priority=-1, beyond_queue=True)
     assert (await read(canary))[-1].finish is FinishReason.LENGTH
     for stream in streams:
         stream.close()
     await settled(client)
-    assert len(await read(client.submit((1,), params(3)))) == 3
+    assert len(await read(submit(client, (1,), params(3)))) == 3
 
 
 # --- choices ---------------------------------------------------------------------------------
@@ -114,34 +122,23 @@ async def test_fault_26_the_queue_is_bounded_and_the_canary_goes_beyond_it(
 PROMPT = tuple(range(20))
 
 
-async def test_choices_are_one_request_and_forks_of_it(client: EngineClient) -> None:
+async def test_choices_are_answers_to_one_request(client: EngineClient) -> None:
     salt = PrefixSalt(b"tenant", b"client")
     asked = (params(3), params(5), params(4))
-    streams = client.submit_choices(
-        Submission(PROMPT, asked, priority=2, salt=salt, system_tokens=7)
-    )
-    requests = [stream.request for stream in streams]
-    first = requests[0].request_id
-    assert [r.request_id for r in requests] == [first, first + 1, first + 2]
-    assert [r.fork_of for r in requests] == [None, first, first]
-    assert tuple(r.params for r in requests) == asked
-    for r in requests:
-        assert (r.prompt_ids, r.priority, r.salt, r.system_tokens) == (PROMPT, 2, salt, 7)
+    streams = client.submit(Request(PROMPT, asked, priority=2, salt=salt))
+    (r,) = {id(stream.request): stream.request for stream in streams}.values()
+    first = r.request_id
+    assert [stream.answer_id for stream in streams] == [first, first + 1, first + 2]
+    assert (r.prompt_ids, r.params, r.priority, r.salt) == (PROMPT, asked, 2, salt)
     want = recall_many(PROMPT, 5, len(SHAPE.layers), VOCAB)
     for stream_params, events in zip(asked, await asyncio.gather(*map(read, streams)), strict=True):
         assert [e.token_id for e in events] == want[: stream_params.max_tokens]
-    assert client.submit((1,), params(1)).request.request_id == first + 3
-    await settled(client)
-
-
-async def test_a_request_for_one_shares_with_nobody_in_particular(client: EngineClient) -> None:
-    request = client.submit(PROMPT, params(1)).request
-    assert (request.salt, request.system_tokens, request.fork_of) == (PrefixSalt(), 0, None)
+    assert submit(client, (1,), params(1)).answer_id == first + 3
     await settled(client)
 
 
 async def test_choices_are_read_together(client: EngineClient) -> None:
-    streams = client.submit_choices(Submission(PROMPT, (params(3), params(6), params(9))))
+    streams = client.submit(Request(PROMPT, (params(3), params(6), params(9))))
     found: list[list[TokenEvent]] = [[], [], []]
     while any(batches := await TokenStream.next_batches(streams, WAIT_S)):
         for events, batch in zip(found, batches, strict=True):
@@ -151,9 +148,8 @@ async def test_choices_are_read_together(client: EngineClient) -> None:
 
 
 async def test_answers_to_two_prompts_are_read_together(client: EngineClient) -> None:
-    (first,) = client.submit_choices(Submission((1, 2), (SamplingParams(3),)))
-    (second,) = client.submit_choices(Submission((3, 4), (SamplingParams(5),)), first)
-    assert second.request.fork_of is None
+    (first,) = client.submit(Request((1, 2), (SamplingParams(3),)))
+    (second,) = client.submit(Request((3, 4), (SamplingParams(5),)), first)
     counts = [0, 0]
     while any(batches := await TokenStream.next_batches((first, second), WAIT_S)):
         for number, batch in enumerate(batches):
@@ -163,8 +159,8 @@ async def test_answers_to_two_prompts_are_read_together(client: EngineClient) ->
 
 async def test_one_wake_up_brings_what_came_for_all() -> None:
     wake = asyncio.Event()
-    requests = [Request(n, PROMPT, params()) for n in range(3)]
-    one, two, three = (TokenStream(request, _unwanted, 9, wake) for request in requests)
+    request = request_of(0, PROMPT, *[params()] * 3)
+    one, two, three = (TokenStream(request, n, _unwanted, 9, wake) for n in range(3))
     reading = asyncio.ensure_future(TokenStream.next_batches((one, two), WAIT_S))
     await asyncio.sleep(0)
     three.deliver(TokenEvent(2, 5))
@@ -178,7 +174,7 @@ async def test_one_wake_up_brings_what_came_for_all() -> None:
 
 
 async def test_choices_are_closed_one_by_one(client: EngineClient) -> None:
-    streams = client.submit_choices(Submission(PROMPT, (params(200),) * 3))
+    streams = client.submit(Request(PROMPT, (params(200),) * 3))
     streams[0].close()
     streams[2].close()
     events = await read(streams[1])
@@ -196,14 +192,14 @@ async def test_one_tenant_leaves_room_for_others_and_gets_its_places_back() -> N
     client.attach()
     assert (client.capacity, client.max_share) == (6, 3)
     one, other = PrefixSalt(b"one"), PrefixSalt(b"other")
-    held = client.submit_choices(Submission(PROMPT, (params(300),) * 3, salt=one))
+    held = client.submit(Request(PROMPT, (params(300),) * 3, salt=one))
     with pytest.raises(ShareFullError):
-        client.submit(PROMPT, params(), salt=PrefixSalt(b"one", b"in disguise"))
+        submit(client, PROMPT, params(), salt=PrefixSalt(b"one", b"in disguise"))
     client.check_room(3, b"other")
-    held.append(client.submit(PROMPT, params(), salt=one, beyond_queue=True))
-    held += client.submit_choices(Submission(PROMPT, (params(300),) * 2, salt=other))
+    held.append(submit(client, PROMPT, params(), salt=one, beyond_queue=True))
+    held += client.submit(Request(PROMPT, (params(300),) * 2, salt=other))
     with pytest.raises(QueueFullError):
-        client.submit(PROMPT, params(), salt=other)
+        submit(client, PROMPT, params(), salt=other)
     for stream in held:
         stream.close()
     await settled(client)
@@ -216,16 +212,16 @@ async def test_choices_enter_the_queue_together_or_not_at_all() -> None:
     client = started(lambda emit: recall_loop(emit, max_num_seqs=2), max_queue=3, max_backlog=9)
     client.attach()
     assert client.capacity == 5
-    held = client.submit_choices(Submission(PROMPT, (params(300),) * 3))
+    held = client.submit(Request(PROMPT, (params(300),) * 3))
     client.check_room(2, b"")
     with pytest.raises(QueueFullError):
         client.check_room(3, b"")
     with pytest.raises(QueueFullError):
-        client.submit_choices(Submission(PROMPT, (params(),) * 3))
+        client.submit(Request(PROMPT, (params(),) * 3))
     assert client.in_flight == 3
-    held += client.submit_choices(Submission(PROMPT, (params(),) * 2))
+    held += client.submit(Request(PROMPT, (params(),) * 2))
     with pytest.raises(QueueFullError):
-        client.submit(PROMPT, params())
+        submit(client, PROMPT, params())
     for stream in held:
         stream.close()
     await settled(client)
@@ -243,8 +239,8 @@ async def test_a_reader_that_never_comes_ends_its_own_request() -> None:
     client = EngineClient(recall_loop, max_queue=4, max_backlog=5)
     client.start()
     client.attach()
-    slow = client.submit((1, 2, 3), params(200))
-    other = client.submit((4, 5), params(3))
+    slow = submit(client, (1, 2, 3), params(200))
+    other = submit(client, (4, 5), params(3))
     assert len(await read(other)) == 3
     await settled(client)
     events = await read(slow)
@@ -259,14 +255,14 @@ async def test_fault_11_a_dead_engine_ends_all_streams_and_refuses_new_ones() ->
         model=lambda shape, vocab: RecallModel(shape, vocab, failing_tokens=frozenset({900}))
     )
     client.attach()
-    healthy = client.submit(tuple(range(300)), params(90))
-    await read(client.submit((900,), params()))
-    await read(client.submit((900,), params()))
+    healthy = submit(client, tuple(range(300)), params(90))
+    await read(submit(client, (900,), params()))
+    await read(submit(client, (900,), params()))
     async with asyncio.timeout(WAIT_S):
         while client.alive:
             await asyncio.sleep(0.005)
     with pytest.raises(EngineDeadError):
-        client.submit((900,), params())
+        submit(client, (900,), params())
     assert not client.alive
     assert (await read(healthy))[-1].finish is FinishReason.ERROR
     assert client.stop(WAIT_S)
@@ -278,10 +274,10 @@ async def test_fault_12_an_assertion_is_told_with_counts_and_without_contents(
     client = recall_client()
     client.attach()
     assert client._loop is not None
-    stream = client.submit((777,) * 100, params(300))
+    stream = submit(client, (777,) * 100, params(300))
     await stream.next_batch(WAIT_S)
     with caplog.at_level("ERROR"):
-        client._loop._kv._open[stream.request.request_id].progress.computed = 999
+        client._loop._kv._open[stream.answer_id].progress.computed = 999
         assert (await read(stream))[-1].finish is FinishReason.ERROR
         assert client.stop(WAIT_S)
     assert not client.alive
@@ -291,7 +287,7 @@ async def test_fault_12_an_assertion_is_told_with_counts_and_without_contents(
 
 
 async def test_all_requests_can_be_ended_with_a_reason(client: EngineClient) -> None:
-    streams = [client.submit(tuple(range(300)), params(90)) for _ in range(12)]
+    streams = [submit(client, tuple(range(300)), params(90)) for _ in range(12)]
     client.end_all("because")
     for stream in streams:
         events = await read(stream)
@@ -299,13 +295,13 @@ async def test_all_requests_can_be_ended_with_a_reason(client: EngineClient) -> 
     await settled(client)
     assert client.alive
     with pytest.raises(EngineDeadError):
-        client.submit((1,), params())
+        submit(client, (1,), params())
 
 
 async def test_fault_26_ids_are_made_here_and_none_is_given_twice(client: EngineClient) -> None:
-    streams = [client.submit((1, 2), params(1)) for _ in range(20)]
-    streams += client.submit_choices(Submission((1, 2), (params(1),) * 8))
-    ids = [stream.request.request_id for stream in streams]
+    streams = [submit(client, (1, 2), params(1)) for _ in range(20)]
+    streams += client.submit(Request((1, 2), (params(1),) * 8))
+    ids = [stream.answer_id for stream in streams]
     assert ids == sorted(set(ids))
     for stream in streams:
         assert len(await read(stream)) == 1
@@ -314,7 +310,7 @@ async def test_fault_26_ids_are_made_here_and_none_is_given_twice(client: Engine
 async def test_stopping_ends_what_still_runs() -> None:
     client = recall_client()
     client.attach()
-    stream = client.submit(tuple(range(300)), params(90))
+    stream = submit(client, tuple(range(300)), params(90))
     assert client.stop(WAIT_S)
     assert (await read(stream))[-1].message == "the engine has ended"
     assert not client.alive
@@ -336,13 +332,13 @@ def test_before_the_start_there_are_no_figures_and_nothing_is_alive() -> None:
     assert not client.alive
     assert client.stats.kv is None
     with pytest.raises(EngineDeadError):
-        client.submit((1,), params())
+        submit(client, (1,), params())
 
 
 async def test_events_of_a_request_that_nobody_made_are_dropped(client: EngineClient) -> None:
     assert client._loop is not None
     client._loop.mailbox.put(greedy(10**6, [1], 2))
-    assert len(await read(client.submit((1,), params(3)))) == 3
+    assert len(await read(submit(client, (1,), params(3)))) == 3
 
 
 def test_events_without_an_event_loop_are_dropped() -> None:
@@ -357,7 +353,7 @@ def test_events_for_a_closed_event_loop_are_dropped() -> None:
 
     async def attach() -> None:
         client.attach()
-        client.submit(tuple(range(300)), params(90))
+        submit(client, tuple(range(300)), params(90))
 
     asyncio.run(attach())
     assert client.stop(WAIT_S)

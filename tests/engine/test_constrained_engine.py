@@ -11,7 +11,7 @@ import pytest
 from engine.messages import Abort
 from engine.step import sampler
 from engine.step.constraints import BROKEN
-from engine.types import FinishReason, Request, SamplingParams, Submission
+from engine.types import FinishReason, Request, SamplingParams
 from tests.engine.test_recall_engine import assert_empty
 from tests.engines import (
     BLOCK_BYTES,
@@ -23,6 +23,7 @@ from tests.engines import (
     every_third,
     recall_client,
     recall_loop,
+    request_of,
     run_dry,
     steps,
 )
@@ -50,7 +51,7 @@ def overlap(request: pytest.FixtureRequest) -> bool:
 
 def bound(number: int, prompt: list[int], max_tokens: int) -> Request:
     params = SamplingParams(max_tokens, temperature=0.0)
-    return Request(number, tuple(prompt), params, constraint=Scripted(every_third(VOCAB)))
+    return request_of(number, tuple(prompt), params, constraint=Scripted(every_third(VOCAB)))
 
 
 def constraint_of(request: Request) -> Scripted:
@@ -67,7 +68,7 @@ def test_ragged_prompts_in_chunks_with_others_beside_them(overlap: bool) -> None
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 120))]
         request = bound(number, prompt, 12)
         if number % 3 == 0:
-            request = Request(number, request.prompt_ids, request.params)
+            request = request_of(number, request.prompt_ids, *request.params)
         asked[number] = request
         loop.mailbox.put(request)
     run_dry(loop)
@@ -121,7 +122,7 @@ def test_a_constraint_that_raises_ends_its_request_alone(fault: Any, overlap: bo
     loop = recall_loop(answers, overlap=overlap)
     healthy = bound(1, [5, 6, 7], 10)
     params = SamplingParams(10, temperature=0.0)
-    sick = Request(2, (5, 6, 8), params, constraint=Scripted(every_third(VOCAB), **fault))
+    sick = request_of(2, (5, 6, 8), params, constraint=Scripted(every_third(VOCAB), **fault))
     loop.mailbox.put(healthy)
     loop.mailbox.put(sick)
     run_dry(loop)
@@ -155,7 +156,7 @@ def test_a_constraint_ends_its_answer_with_a_stop_token(overlap: bool) -> None:
     loop = recall_loop(answers, overlap=overlap)
     constraint = Scripted(lambda accepted: {9} if len(accepted) == 3 else {4, 5})
     params = SamplingParams(50, temperature=0.0, stop_token_ids=frozenset({9}))
-    loop.mailbox.put(Request(1, (1, 2, 3), params, constraint=constraint))
+    loop.mailbox.put(request_of(1, (1, 2, 3), params, constraint=constraint))
     run_dry(loop)
     assert answers.finished[1] is FinishReason.STOP
     assert constraint.accepted[-1] == 9
@@ -173,7 +174,7 @@ def test_no_constraint_is_asked_for_a_mask_when_its_answer_has_ended(overlap: bo
     loop = recall_loop(answers, overlap=overlap)
     constraint = Asked(lambda accepted: {9} if len(accepted) == 3 else {4, 5})
     params = SamplingParams(50, temperature=0.0, stop_token_ids=frozenset({9}))
-    loop.mailbox.put(Request(1, (1, 2, 3), params, constraint=constraint))
+    loop.mailbox.put(request_of(1, (1, 2, 3), params, constraint=constraint))
     loop.mailbox.put(bound(2, [7], 12))
     run_dry(loop)
     assert asked == [0, 1, 2, 3]
@@ -191,7 +192,7 @@ def test_what_a_mask_replaces_is_what_the_next_step_reads(
     loop._runner._workers = None  # type: ignore[attr-defined]
     allowed = set(range(1, VOCAB))
     constraint = Scripted(lambda _: allowed)
-    loop.mailbox.put(Request(1, (1, 2, 3), SamplingParams(12, seed=1), constraint=constraint))
+    loop.mailbox.put(request_of(1, (1, 2, 3), SamplingParams(12, seed=1), constraint=constraint))
     run_dry(loop)
     assert answers.tokens[1] == constraint.accepted == foretold([1, 2, 3], 12, lambda _: allowed)
 
@@ -209,8 +210,8 @@ def test_costly_masks_take_turns_and_change_no_token(overlap: bool) -> None:
     for number in (1, 2, 3):
         constraint = Costly(every_third(VOCAB))
         params = SamplingParams(12, temperature=0.0)
-        loop.mailbox.put(Request(number, (number, 2), params, constraint=constraint))
-    loop.mailbox.put(Request(4, (4, 2), SamplingParams(12, temperature=0.0)))
+        loop.mailbox.put(request_of(number, (number, 2), params, constraint=constraint))
+    loop.mailbox.put(request_of(4, (4, 2), SamplingParams(12, temperature=0.0)))
     rested = 0
     for _ in steps(loop):
         rested += len(loop._scheduler._resting)
@@ -226,7 +227,7 @@ async def test_every_choice_follows_a_copy_of_its_own() -> None:
     given = Scripted(every_third(VOCAB))
     prompt = tuple(range(40))
     params = tuple(SamplingParams(20, seed=seed) for seed in range(4))
-    streams = client.submit_choices(Submission(prompt, params, constraint=given))
+    streams = client.submit(Request(prompt, params, constraint=given))
     heard: list[list[int]] = []
     for stream in streams:
         tokens: list[int] = []
@@ -234,8 +235,7 @@ async def test_every_choice_follows_a_copy_of_its_own() -> None:
             tokens += [event.token_id for event in events if event.token_id is not None]
         heard.append(tokens)
     assert client.stop(WAIT_S)
-    assert given.accepted == []
-    assert [copy.accepted for copy in given.copies] == heard
+    assert [each.accepted for each in (given, *given.copies)] == heard
     assert len({tuple(tokens) for tokens in heard}) == 4
     allowed = every_third(VOCAB)
     for tokens in heard:

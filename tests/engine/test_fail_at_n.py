@@ -6,6 +6,7 @@ clean end for every request, the books right, memory back where it was, the next
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,16 @@ from kvcache.kv_backends import KVBackend
 from kvcache.layout import Group
 from kvcache.new_backend import new_backends
 from tests.engine.test_recall_engine import assert_empty
-from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop, run_dry
+from tests.engines import (
+    BLOCK_BYTES,
+    SHAPE,
+    VOCAB,
+    Answers,
+    greedy,
+    recall_loop,
+    request_of,
+    run_dry,
+)
 from tests.recall import recall_many
 
 LAYERS = len(SHAPE.layers)
@@ -75,8 +85,7 @@ def requests() -> list[Request]:
     prefix = list(range(500, 548))
     params = SamplingParams(40, temperature=0.0)
     return [
-        Request(1, (7,) * 40, params),
-        Request(2, (7,) * 40, params, fork_of=1),
+        request_of(1, (7,) * 40, params, params),
         greedy(3, [*prefix, 1], 60),
         greedy(4, [*prefix, 2], 60),
         greedy(5, [9] * 100, 40),
@@ -95,23 +104,15 @@ def test_fault_04_every_refusal_ends_cleanly_and_the_next_request_is_right(
         answers.finished.clear()
         backend.calls, backend.fail_at = 0, fail_at
         first = next(numbers) * 100
-        asked = [
-            Request(
-                first + r.request_id,
-                r.prompt_ids,
-                r.params,
-                fork_of=None if r.fork_of is None else first + r.fork_of,
-            )
-            for r in requests()
-        ]
+        asked = [replace(each, request_id=first + each.request_id) for each in requests()]
         for request in asked:
             loop.mailbox.put(request)
         run_dry(loop)
-        for request in asked:
-            want = recall_many(request.prompt_ids, request.params.max_tokens, LAYERS, VOCAB)
-            got = answers.tokens.get(request.request_id, [])
+        for request, number in ((each, number) for each in asked for number in each.answer_ids):
+            want = recall_many(request.prompt_ids, request.params[0].max_tokens, LAYERS, VOCAB)
+            got = answers.tokens.get(number, [])
             assert got == want[: len(got)], f"call {fail_at}"
-            end = answers.finished[request.request_id]
+            end = answers.finished[number]
             assert (end is FinishReason.LENGTH) == (len(got) == len(want))
             assert end in (FinishReason.LENGTH, FinishReason.ERROR)
         assert_empty(loop)

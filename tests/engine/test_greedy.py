@@ -11,9 +11,9 @@ from engine.build import build_engine, plan_engine
 from engine.client import EngineClient
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
-from engine.types import Request, SamplingParams
+from engine.types import SamplingParams
 from tests.engine.models.families.greedy import check_by_reference
-from tests.engines import CONFIG, ON_CPU, Answers, run_dry, started
+from tests.engines import CONFIG, ON_CPU, Answers, request_of, run_dry, started, submit
 from tests.models import SMALL, write_model
 
 SPEC = replace(SMALL, num_attention_heads=6, vocab_size=1024)
@@ -63,7 +63,7 @@ async def test_greedy_answers_equal_mlx_lms_together_and_alone(
 
 
 async def answer(client: EngineClient, ids: list[int]) -> list[int]:
-    stream = client.submit(tuple(ids), SamplingParams(NEW_TOKENS, temperature=0.0))
+    stream = submit(client, tuple(ids), SamplingParams(NEW_TOKENS, temperature=0.0))
     tokens: list[int] = []
     while batch := await stream.next_batch(60.0):
         for event in batch:
@@ -97,7 +97,7 @@ def test_answers_go_on_exactly_after_preemption(folder: Path, penalty: float) ->
                 120, temperature=0.8, top_k=4, seed=number, frequency_penalty=penalty, logprobs=2
             )
             prompt = tuple(range(number, number + 20 * number))
-            loop.mailbox.put(Request(number, prompt, params))
+            loop.mailbox.put(request_of(number, prompt, params))
         run_dry(loop)
         return answers, loop._scheduler.counters.preemptions
 

@@ -1,11 +1,12 @@
 from engine.step.scheduler import resting_sequences
 from engine.step.sequence import Sequence
-from engine.types import Request, SamplingParams
+from engine.types import SamplingParams
+from tests.engines import request_of
 
 
 def sequences(*costs_s: float) -> list[Sequence]:
     made = [
-        Sequence(Request(number, (1, 2), SamplingParams(9)), number, 11)
+        Sequence(request_of(number, (1, 2), SamplingParams(9)), number, number, 11)
         for number in range(len(costs_s))
     ]
     for sequence, cost_s in zip(made, costs_s, strict=True):

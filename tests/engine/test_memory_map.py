@@ -9,8 +9,8 @@ import pytest
 from engine.memory_map import MAX_SHOWN_SEQUENCES, MemoryMap
 from engine.messages import GetMemoryMap, Stop
 from engine.step.loop import EngineLoop
-from engine.types import EngineDeadError, Request, SamplingParams
-from tests.engines import Answers, greedy, recall_client, recall_loop, steps
+from engine.types import EngineDeadError, SamplingParams
+from tests.engines import Answers, greedy, recall_client, recall_loop, request_of, steps
 from tests.kvcache.maps import expanded, map_adds_up
 
 WAIT_S = 10.0
@@ -58,7 +58,7 @@ def test_a_report_counts_tokens() -> None:
 def test_of_many_that_wait_the_first_ones_are_told() -> None:
     loop = recall_loop(Answers.empty(), max_num_seqs=1)
     for number in range(1, MAX_SHOWN_SEQUENCES + 10):
-        loop.mailbox.put(Request(number, (1, 2), SamplingParams(2)))
+        loop.mailbox.put(request_of(number, (1, 2), SamplingParams(2)))
     found: list[MemoryMap] = []
     add_map(loop, found)
     loop.run_once()

@@ -216,7 +216,7 @@ def test_a_gpu_has_all_of_the_next_step_before_the_one_in_flight_is_read(
     loop.mailbox.put(greedy(1, [1, 2, 3], 5))
     params = SamplingParams(5, temperature=0.0, frequency_penalty=0.1)
     constraint = Scripted(every_third(SPEC.vocab_size))
-    loop.mailbox.put(Request(2, (4, 5), params, constraint=constraint))
+    loop.mailbox.put(Request((4, 5), (params,), request_id=2, constraint=constraint))
     run_dry(loop)
     check_answer(folder, [1, 2, 3], answers.tokens[1], 5)
     assert len(answers.tokens[2]) == 5
@@ -377,7 +377,8 @@ async def test_fault_09_a_gpu_that_fails_tells_clients_what_to_do_and_the_next_e
 
     with monkeypatch.context() as patch:
         patch.setattr(ModelRunner if place == "_build" else ModelStep, place, broken)
-        (event,) = await client.submit((1, 2), SamplingParams(5)).next_batch(20.0)
+        (stream,) = client.submit(Request((1, 2), (SamplingParams(5),)))
+        (event,) = await stream.next_batch(20.0)
         assert event.message == f"the engine has ended: {failure.advice}"
         await asyncio.to_thread(client._thread.join, 20.0)
     assert client.kv_backend_failed == (failure is GPUFailure.KV_MEMORY)

@@ -6,7 +6,7 @@ from engine.messages import CheckModel
 from engine.step.loop import HEALTH_CHECK_ID, EngineLoop, ModelFailedError, ModelHealthCheck
 from engine.step.plan import NOT_FINITE, RowError, Scores, Token
 from engine.types import FinishReason, Request, TokenEvent
-from tests.engines import SHAPE, VOCAB, Answers, greedy, recall_loop, run_dry
+from tests.engines import SHAPE, VOCAB, Answers, greedy, recall_loop, request_of, run_dry
 from tests.recall import RecallModel, recall_many
 
 POISON = 900
@@ -51,7 +51,7 @@ def test_fault_07_a_model_that_computes_nothing_any_more_ends_the_engine(pools: 
     loop = recall_loop(answers, model=lambda *_: model, pools=pools)
     model.non_finite_tokens = frozenset(range(VOCAB))
     request = greedy(1, [5, 6], 0 if pools else 5)
-    loop.mailbox.put(Request(1, request.prompt_ids, request.params, pooling=pools))
+    loop.mailbox.put(request_of(1, request.prompt_ids, *request.params, pooling=pools))
     with pytest.raises(ModelFailedError, match="not finite"):
         run_dry(loop)
     assert answers.finished == {1: ERROR}, "whoever met it first has had an error"
@@ -86,7 +86,7 @@ def test_a_check_that_ends_for_another_reason_is_tried_again() -> None:
     assert health_check.take_own([failed]) == []
     health_check.observe([NOT_FINITE])
     assert len(asked) == 2
-    assert all(request.pooling and request.params.max_tokens == 0 for request in asked)
+    assert all(request.pooling and request.params[0].max_tokens == 0 for request in asked)
 
 
 def test_a_check_that_is_in_a_failed_step_is_nobodys_end() -> None:

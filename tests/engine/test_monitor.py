@@ -18,7 +18,7 @@ from engine.messages import CheckModel
 from engine.monitor import LONGEST_BREAK_S, EngineMonitor, Watchdog
 from engine.power import KeepAwake, SleepDetector
 from engine.types import EngineDeadError, FinishReason, Request, SamplingParams
-from tests.engines import recall_client, recall_loop
+from tests.engines import recall_client, recall_loop, submit
 from tests.server.harness import Gate, ScriptedModel, eventually, start_engine
 from tests.simulation.runner import Clock
 
@@ -52,8 +52,8 @@ async def test_fault_10_a_step_that_hangs_ends_streams_and_process(
 
     gate.closed = True
     entered = gate.entered
-    stream = client.submit(tuple(range(50)), PARAMS)
-    waiting = client.submit(tuple(range(60)), PARAMS)
+    stream = submit(client, tuple(range(50)), PARAMS)
+    waiting = submit(client, tuple(range(60)), PARAMS)
     await eventually(lambda: gate.entered > entered)
     with (tmp_path / "stacks").open("w+") as stacks, caplog.at_level(logging.CRITICAL):
         monitor = EngineMonitor(
@@ -66,7 +66,7 @@ async def test_fault_10_a_step_that_hangs_ends_streams_and_process(
     assert codes == [7]
     assert not client.alive, "/health says so"
     with pytest.raises(EngineDeadError):
-        client.submit((1,), PARAMS)
+        submit(client, (1,), PARAMS)
     for one in (stream, waiting):
         events = await one.next_batch(WAIT_S)
         assert (events[-1].finish, events[-1].message) == (
@@ -133,7 +133,7 @@ async def test_an_engine_that_works_is_left_alone_however_long_it_works() -> Non
     monitor = EngineMonitor(
         client, watchdog_s=5.0, pressure=None, exit_code=exit_code, end=_never, clock=clock
     )
-    stream = client.submit((1, 2, 3), SamplingParams(20, temperature=0.0))
+    stream = submit(client, (1, 2, 3), SamplingParams(20, temperature=0.0))
     while await stream.next_batch(WAIT_S):
         clock.now += 1.0
         assert monitor.poll()
@@ -164,7 +164,7 @@ async def test_fault_25_the_engine_hears_how_short_of_memory_the_system_is(
     monitor = EngineMonitor(
         client, watchdog_s=30.0, pressure=lambda: level[0], exit_code=exit_code, end=_never
     )
-    stream = client.submit(tuple(range(100)), SamplingParams(1))
+    stream = submit(client, tuple(range(100)), SamplingParams(1))
     while await stream.next_batch(WAIT_S):
         pass
     assert monitor.poll()
@@ -268,7 +268,7 @@ async def test_a_request_that_comes_after_a_sleep_comes_after_the_check() -> Non
     assert client._loop is not None
     told: list[object] = []
     client._loop.mailbox = cast(Any, SimpleNamespace(put=told.append))
-    stream = client.submit((1, 2), PARAMS)
+    stream = submit(client, (1, 2), PARAMS)
     assert [type(message) for message in told] == [CheckModel, Request]
     stream.close()
     engine.gate.open()
@@ -291,7 +291,7 @@ def test_a_machine_is_kept_awake_while_there_are_requests() -> None:
         engine.client, watchdog_s=10.0, pressure=None, exit_code=exit_code, awake=awake
     )
     monitor.poll()
-    stream = engine.client.submit((1, 2), PARAMS)
+    stream = submit(engine.client, (1, 2), PARAMS)
     monitor.poll()
     stream.close()
     engine.stop()

@@ -20,7 +20,7 @@ from engine.step.sampler import pool
 from engine.types import FinishReason, PrefixSalt, PromptTooLongError, SamplingParams
 from kvcache.layout import KVFormat
 from tests.engine.models.forwards import cache_for, step
-from tests.engines import CONFIG, ON_CPU, started
+from tests.engines import CONFIG, ON_CPU, started, submit
 from tests.kvcache.managers import join
 from tests.models import ModelSpec, write_embedding_model, write_model
 from tests.reference import load_reference
@@ -76,7 +76,7 @@ async def vector_and_cached(
     client: EngineClient, ids: list[int], salt: bytes = b""
 ) -> tuple[np.ndarray, int]:
     """The vector, and how many tokens came from the cache."""
-    stream = client.submit(tuple(ids), NO_TOKENS, pooling=True, salt=PrefixSalt(client=salt))
+    stream = submit(client, tuple(ids), NO_TOKENS, pooling=True, salt=PrefixSalt(client=salt))
     (event,) = await stream.next_batch(60.0)
     assert await stream.next_batch(60.0) == [], "that was the end"
     assert (event.token_id, event.finish, event.message) == (None, FinishReason.STOP, None)
@@ -115,7 +115,7 @@ async def test_a_text_may_fill_the_whole_context_and_no_more(folder: Path) -> No
     try:
         assert len(await vector(client, [5] * MAX_MODEL_LEN)) == SPEC.hidden_size
         with pytest.raises(PromptTooLongError):
-            client.submit((5,) * (MAX_MODEL_LEN + 1), NO_TOKENS, pooling=True)
+            submit(client, (5,) * (MAX_MODEL_LEN + 1), NO_TOKENS, pooling=True)
     finally:
         assert client.stop(10.0)
 

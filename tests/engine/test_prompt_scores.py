@@ -25,12 +25,11 @@ from engine.step.plan import (
 from engine.step.sampler import SCORED_ROWS_AT_ONCE, joined, score, scored_rows
 from engine.types import (
     FinishReason,
-    Request,
     SamplingParams,
     TokenEvent,
     TokenLogprobs,
 )
-from tests.engines import CONFIG, ON_CPU, recall_loop, run_dry, steps
+from tests.engines import CONFIG, ON_CPU, recall_loop, request_of, run_dry, steps
 from tests.models import ModelSpec, write_model
 from tests.reference import load_reference
 
@@ -101,11 +100,11 @@ def test_they_equal_one_forward_whatever_the_chunks_and_the_company(
 ) -> None:
     events: list[TokenEvent] = []
     loop = built(folder, events, max_num_batched_tokens=chunk)
-    loop.mailbox.put(Request(99, tuple(prompts[-1]), SamplingParams(5, temperature=0.0)))
+    loop.mailbox.put(request_of(99, tuple(prompts[-1]), SamplingParams(5, temperature=0.0)))
     for number, ids in enumerate(prompts):
         for kind, max_tokens in enumerate((0, 3)):
             params = SamplingParams(max_tokens, temperature=0.0, prompt_logprobs=TOP * kind)
-            loop.mailbox.put(Request(10 * number + kind, tuple(ids), params))
+            loop.mailbox.put(request_of(10 * number + kind, tuple(ids), params))
     run_dry(loop)
     for number, ids in enumerate(prompts):
         (only,) = of(events, 10 * number)
@@ -149,9 +148,9 @@ def test_what_is_scored_is_not_scored_again_after_preemption(
         max_num_batched_tokens=8,
     )
     ids = prompts[-1]
-    loop.mailbox.put(Request(1, tuple(ids[100:200]), SamplingParams(90, temperature=0.0)))
+    loop.mailbox.put(request_of(1, tuple(ids[100:200]), SamplingParams(90, temperature=0.0)))
     params = SamplingParams(90, temperature=0.0, prompt_logprobs=TOP)
-    loop.mailbox.put(Request(2, tuple(ids), params))
+    loop.mailbox.put(request_of(2, tuple(ids), params))
     preempted_at: set[int] = set()
     for _ in steps(loop):
         sequence = loop._scheduler._by_id.get(2)
@@ -169,10 +168,8 @@ def test_a_fork_scores_its_prompt_itself_and_may_have_children_that_do_not(
     ids = prompts[-1]
     events: list[TokenEvent] = []
     loop = built(folder, events, max_num_batched_tokens=64)
-    for number, wanted in ((1, 0), (2, 0), (3, None)):
-        params = SamplingParams(4, temperature=0.0, prompt_logprobs=wanted)
-        fork_of = 1 if number > 1 else None
-        loop.mailbox.put(Request(number, tuple(ids), params, fork_of=fork_of))
+    scored = SamplingParams(4, temperature=0.0, prompt_logprobs=0)
+    loop.mailbox.put(request_of(1, ids, scored, scored, replace(scored, prompt_logprobs=None)))
     run_dry(loop)
     for number in (1, 2):
         check(of(events, number)[0], ids, expected[len(ids)], top=0)
@@ -188,7 +185,7 @@ def test_others_share_what_was_computed_for_scores(folder: Path, prompts: list[l
     loop = built(folder, events, max_num_batched_tokens=64)
     reading = SamplingParams(0, prompt_logprobs=0)
     for number, params in enumerate((reading, SamplingParams(1, temperature=0.0), reading), 1):
-        loop.mailbox.put(Request(number, tuple(prompts[-1]), params))
+        loop.mailbox.put(request_of(number, tuple(prompts[-1]), params))
         run_dry(loop)
     found = [event.prefix.cached_tokens for event in events if event.prefix is not None]
     assert found[0] == found[2] == 0
@@ -212,7 +209,7 @@ def test_the_logits_of_no_more_than_some_rows_are_there_at_once(
         return logits
 
     model.head = watched
-    loop.mailbox.put(Request(1, tuple(prompts[-1]), SamplingParams(0, prompt_logprobs=1)))
+    loop.mailbox.put(request_of(1, tuple(prompts[-1]), SamplingParams(0, prompt_logprobs=1)))
     run_dry(loop)
     check(events[0], prompts[-1], expected[len(prompts[-1])], top=1)
     assert max(rows) == 5
@@ -231,7 +228,7 @@ def test_a_row_that_is_not_finite_ends_its_request_with_an_error(bad: int) -> No
         max_num_batched_tokens=16,
     )
     for number, params in ((1, SamplingParams(0, prompt_logprobs=0)), (2, SamplingParams(1))):
-        loop.mailbox.put(Request(number, tuple(range(50)), params))
+        loop.mailbox.put(request_of(number, tuple(range(50)), params))
     run_dry(loop)
     (event,) = of(events, 1)
     assert event.finish is FinishReason.ERROR

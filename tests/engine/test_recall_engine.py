@@ -215,8 +215,7 @@ def test_forks_read_what_their_parent_wrote_and_the_copy_is_counted() -> None:
     loop = recall_loop(answers)
     prompt = tuple(range(300, 345))  # two blocks and 13 tokens
     params = SamplingParams(30, temperature=1.0)
-    for number in range(1, 6):
-        loop.mailbox.put(Request(number, prompt, params, fork_of=None if number == 1 else 1))
+    loop.mailbox.put(Request(prompt, (params,) * 5, request_id=1))
     run_dry(loop)
     for number in range(1, 6):
         assert answers.finished[number] is FinishReason.LENGTH

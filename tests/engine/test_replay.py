@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.step.plan import Closed, Forked, Opened, PendingToken
-from engine.types import Request, SamplingParams, TokenEvent
+from engine.types import SamplingParams, TokenEvent
 from tests.engine import replay
 from tests.engine.replay import Begun, Event, Record, RecordingRunner, Submitted, Tokens, built
-from tests.engines import CONFIG, Scripted, run_dry
+from tests.engines import CONFIG, Scripted, request_of, run_dry
 
 PAGE_BYTES = 4096
 PROMPT = tuple(range(3, 90))
@@ -45,11 +45,11 @@ def recorded(folder: Path) -> tuple[Record, Tokens]:
     RecordingRunner(loop, record)
     ruled = Scripted(lambda accepted: {7, 8, 9} if len(accepted) % 2 else set(range(20, 40)))
     for crowd in (
-        [Request(1, PROMPT, SEEDED)],
-        [Request(2, (*PROMPT, 5), GREEDY), Request(3, (*PROMPT, 5), SEEDED, fork_of=2)],
-        [Request(n, (n, *PROMPT[: 5 * n]), GREEDY) for n in range(4, 9)],
-        [Request(9, PROMPT, PENALISED), Request(10, PROMPT[:30], GREEDY, constraint=ruled)],
-        [Request(11, (*PROMPT, 6), replace(GREEDY, max_tokens=5))],
+        [request_of(1, PROMPT, SEEDED)],
+        [request_of(2, (*PROMPT, 5), GREEDY, SEEDED)],
+        [request_of(n, (n, *PROMPT[: 5 * n]), GREEDY) for n in range(4, 9)],
+        [request_of(9, PROMPT, PENALISED), request_of(10, PROMPT[:30], GREEDY, constraint=ruled)],
+        [request_of(11, (*PROMPT, 6), replace(GREEDY, max_tokens=5))],
     ):
         for request in crowd:
             loop.mailbox.put(request)

@@ -11,11 +11,11 @@ from engine.types import (
     FinishReason,
     MissReason,
     PrefixSalt,
-    Request,
     SamplingParams,
     TokenEvent,
 )
 from kvcache.manager import KVCacheManager
+from tests.engines import request_of
 from tests.kvcache.managers import (
     HEAP_BLOCKS,
     TOKENS,
@@ -44,10 +44,15 @@ class Engine:
         self.events: list[TokenEvent] = []
 
     def add(
-        self, request_id: int, prompt: Sequence[int], max_tokens: int = 4, **of: object
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        max_tokens: int = 4,
+        answers: int = 1,
+        **of: Any,
     ) -> None:
-        params = SamplingParams(max_tokens, temperature=0.0)
-        self.scheduler.add(Request(request_id, tuple(prompt), params, **of))  # type: ignore[arg-type]
+        params = [SamplingParams(max_tokens, temperature=0.0)] * answers
+        self.scheduler.add(request_of(request_id, prompt, *params, **of))
 
     def step(self) -> dict[int, tuple[int, int]]:
         """Returns what was computed: (start, count) by request."""
@@ -233,9 +238,7 @@ def test_a_prompt_of_one_token_that_finds_no_budget_is_reported_all_the_same() -
 def test_forks_wait_for_their_parents_prompt_and_compute_one_token() -> None:
     engine = Engine(budget=32)
     prompt = [*COMMON[:40]]
-    engine.add(1, prompt, max_tokens=8)
-    for number in (2, 3):
-        engine.add(number, prompt, max_tokens=8, fork_of=1)
+    engine.add(1, prompt, max_tokens=8, answers=3)
     engine.add(4, [9] * 5)
     assert engine.step() == {1: (0, 32)}
     assert engine.step() == {1: (32, 8), 4: (0, 5)}, "forks hold nobody up"
@@ -249,8 +252,7 @@ def test_forks_wait_for_their_parents_prompt_and_compute_one_token() -> None:
 
 def test_a_fork_whose_parent_has_ended_finds_the_prompt_in_the_cache() -> None:
     engine = Engine(sequences=1)
-    engine.add(1, COMMON[:40], max_tokens=1)
-    engine.add(2, COMMON[:40], max_tokens=1, fork_of=1)
+    engine.add(1, COMMON[:40], max_tokens=1, answers=2)
     assert engine.step() == {1: (0, 40)}
     assert engine.step() == {2: (32, 8)}
     assert engine.backend.copied_bytes == 0
@@ -258,8 +260,7 @@ def test_a_fork_whose_parent_has_ended_finds_the_prompt_in_the_cache() -> None:
 
 def test_a_fork_whose_parent_was_aborted_goes_on_alone() -> None:
     engine = Engine(budget=16)
-    engine.add(1, COMMON[:40])
-    engine.add(2, COMMON[:40], fork_of=1)
+    engine.add(1, COMMON[:40], answers=2)
     assert engine.step() == {1: (0, 16)}
     engine.scheduler.abort(1)
     assert engine.step() == {2: (16, 16)}
@@ -267,8 +268,7 @@ def test_a_fork_whose_parent_was_aborted_goes_on_alone() -> None:
 
 def test_a_preempted_fork_comes_back_without_its_parent() -> None:
     engine = Engine(heaps=2, sequences=3)
-    engine.add(1, [5] * 20, max_tokens=70)
-    engine.add(2, [5] * 20, max_tokens=70, fork_of=1)
+    engine.add(1, [5] * 20, max_tokens=70, answers=2)
     engine.run()
     assert engine.scheduler.counters.preemptions > 0
     ends = [event for event in engine.events if event.finish is FinishReason.LENGTH]

@@ -5,9 +5,10 @@ from typing import cast
 
 from engine.step.scheduler import Sharing
 from engine.step.sequence import Sequence, SequenceStatus
-from engine.types import Request, SamplingParams
+from engine.types import SamplingParams
 from kvcache.manager import KVCacheManager
 from tests.engine.step.test_scheduler import CountingKV
+from tests.engines import request_of
 
 
 @dataclass
@@ -32,9 +33,10 @@ class SharingKV(CountingKV):
         return self.owners.get(seq_id)
 
 
-def sequence(number: int, *, fork_of: int | None = None, running: bool = True) -> Sequence:
-    params = SamplingParams(8, temperature=0.0)
-    found = Sequence(Request(number, tuple(range(10)), params, fork_of=fork_of), number, 18)
+def sequence(number: int, *, first: int | None = None, running: bool = True) -> Sequence:
+    """first: the id of the request's first answer, if it is not this one."""
+    params = [SamplingParams(8, temperature=0.0)] * 2
+    found = Sequence(request_of(first or number, range(10), *params), number, number, 18)
     found.status = SequenceStatus.RUNNING if running else SequenceStatus.WAITING
     return found
 
@@ -67,7 +69,7 @@ def test_who_waits_for_another_takes_all_at_once_unless_somebody_waits() -> None
 
 
 def test_a_fork_takes_its_parents_pages_when_the_parent_has_committed_them() -> None:
-    parent, child = sequence(1), sequence(2, fork_of=1)
+    parent, child = sequence(1), sequence(2, first=1)
     sharing, kv = together(parent, child)
     parent.progress.scheduled = 10
     assert sharing.waits_for_parent(child), "scheduled is not computed"
@@ -78,7 +80,7 @@ def test_a_fork_takes_its_parents_pages_when_the_parent_has_committed_them() -> 
 
 
 def test_a_fork_of_one_without_memory_or_of_nobody_is_like_any_other() -> None:
-    waiting, child, orphan = sequence(1, running=False), sequence(2, fork_of=1), sequence(3)
+    waiting, child, orphan = sequence(1, running=False), sequence(2, first=1), sequence(3)
     sharing, kv = together(waiting, child, orphan)
     assert not sharing.waits_for_parent(child)
     assert not sharing.waits_for_parent(orphan)

@@ -199,13 +199,13 @@ def recalled_text(tokenizer: Tokenizer, prompt_ids: tuple[int, ...], count: int)
 
 
 def recorded(engine: Engine) -> tuple[list[Request], Callable[..., list[TokenStream]]]:
-    """A list of requests, and a function in place of submit_choices that adds to it."""
+    """A list of requests, and a function in place of submit that adds to it."""
     requests: list[Request] = []
-    submit = engine.client.submit_choices
+    submit = engine.client.submit
 
     def noted(*arguments: Any, **options: Any) -> list[TokenStream]:
         streams = submit(*arguments, **options)
-        requests.extend(stream.request for stream in streams)
+        requests.append(streams[0].request)
         return streams
 
     return requests, noted

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from engine.client import EngineClient, TokenStream
@@ -10,12 +11,12 @@ from engine.types import (
     EngineStats,
     FinishReason,
     PrefixReport,
+    Request,
     SamplingParams,
-    Submission,
     TokenEvent,
     TokenLogprobs,
 )
-from server.chat.generation import Choices, Prompt, choice_params
+from server.chat.generation import Choices, Prompt
 from server.metrics.answer_times import Latencies, RequestTimes
 from server.text.pipeline import ParseOptions
 from server.text.tokenizer import Tokenizer
@@ -75,19 +76,13 @@ class PreparedClient:
     def check_room(self, requests: int, tenant: bytes) -> None:
         assert requests <= self.capacity
 
-    def submit(
-        self, ids: tuple[int, ...], params: SamplingParams, *, pooling: bool = False, **_: Any
-    ) -> TokenStream:
-        return self.submit_choices(Submission(ids, (params,), pooling=pooling))[0]
-
-    def submit_choices(
-        self, asked: Submission, read_with: TokenStream | None = None
-    ) -> Sequence[TokenStream]:
+    def submit(self, asked: Request, read_with: TokenStream | None = None) -> Sequence[TokenStream]:
         wake = PreparedWake(iter(self._batches)) if read_with is None else read_with.wake
         assert isinstance(wake, PreparedWake)
+        asked = replace(asked, request_id=len(wake.streams) + 1)
         streams = [
-            PreparedStream(asked.request(number, params), self.aborted.append, 1000, wake)
-            for number, params in enumerate(asked.params, start=len(wake.streams) + 1)
+            PreparedStream(asked, answer_id, self.aborted.append, 1000, wake)
+            for answer_id in asked.answer_ids
         ]
         wake.streams += streams
         self.streams += streams
@@ -148,9 +143,9 @@ def prompt_of(
     options: ParseOptions | None = None,
     *,
     choices: int = 1,
-    **submission: Any,
+    **fields: Any,
 ) -> Prompt:
-    return Prompt(Submission(ids, choice_params(params, choices), **submission), stop, options)
+    return Prompt(Request(ids, (params,) * choices, **fields), stop, options)
 
 
 def new_times() -> RequestTimes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.client import TokenStream
-from engine.types import FinishReason, Request, TokenEvent
+from engine.types import FinishReason, Request, SamplingParams, TokenEvent
 from tests.simulation.faults import SimulationError
 from tests.simulation.recall import Recall, Third, vector
 
@@ -14,9 +14,10 @@ ENDS_WITH_TOKEN = (FinishReason.STOP, FinishReason.LENGTH)
 
 @dataclass(slots=True)
 class Client:
-    """One request from both ends: the engine's events, and its reader's view of them."""
+    """One answer from both ends: the engine's events, and its reader's view of them."""
 
     request: Request
+    answer_id: int
     recall: Recall
     stream: TokenStream
     max_model_len: int
@@ -44,9 +45,15 @@ class Client:
 
     @property
     def constraint(self) -> Third | None:
-        constraint = self.request.constraint
+        constraint, number = self.request.constraint, self.answer_id - self.request.request_id
+        if isinstance(constraint, Third) and number:
+            constraint = constraint.copies[number - 1]
         assert constraint is None or isinstance(constraint, Third)
         return constraint
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params[self.answer_id - self.request.request_id]
 
     @property
     def tokens(self) -> list[int]:
@@ -54,7 +61,7 @@ class Client:
 
     @property
     def order(self) -> tuple[int, int]:
-        return (self.request.priority, self.request.request_id)
+        return (self.request.priority, self.answer_id)
 
     def take(self, event: TokenEvent) -> None:
         """Check an event that leaves the engine: it must be the right one, and none may follow the
@@ -64,7 +71,7 @@ class Client:
         if event.token_id is not None:
             self._check_token(self.answered, event.token_id)
             self.answered += 1
-            if self.answered > self.request.params.max_tokens:
+            if self.answered > self.params.max_tokens:
                 raise SimulationError(f"{self._name} gets a token that it did not want")
             fails_at = None if self.constraint is None else self.constraint.fails_at
             if fails_at is not None and self.answered > fails_at:
@@ -133,7 +140,7 @@ class Client:
 
     @property
     def _name(self) -> str:
-        return f"request {self.request.request_id}"
+        return f"request {self.answer_id}"
 
     def _check_token(self, number: int, token: int) -> None:
         want = self.recall.token(len(self.request.prompt_ids) + number)
@@ -144,7 +151,7 @@ class Client:
         """Check that the first event has the results of the prompt, unless it is a bad end."""
         good = event.finish in (None, *ENDS_WITH_TOKEN) and not self.heard
         length, found = len(self.request.prompt_ids), event.prompt_logprobs
-        wanted = good and self.request.params.prompt_logprobs is not None
+        wanted = good and self.params.prompt_logprobs is not None
         if found != (self.recall.scores(length) if wanted else None):
             raise SimulationError(f"{self._name} is told of its prompt: {found}")
         pooled = event.embedding
@@ -155,7 +162,7 @@ class Client:
 
     def _due_end(self, event: TokenEvent) -> FinishReason | None:
         """Return the end that comes with this event, unless it is a bad one."""
-        params, token = self.request.params, event.token_id
+        params, token = self.params, event.token_id
         if event.embedding is not None:
             return FinishReason.STOP
         if token is None:

@@ -15,7 +15,7 @@ from random import Random
 import numpy as np
 
 from engine.step.plan import Masks, TokenHistory
-from engine.types import Request, TokenLogprobs
+from engine.types import Request, SamplingParams, TokenLogprobs
 from tests.kvcache.blocks import SLOT_BYTES
 
 PARTS = 3
@@ -34,6 +34,7 @@ class Third:
         self.fails_at = fails_at
         self.asked = 0
         """For masks."""
+        self.copies: list[Third] = []
         self._fails_late = fails_late
         self._vocab_size = vocab_size
         self._count = self._sum = 0
@@ -54,34 +55,38 @@ class Third:
         self._sum += token_id
 
     def copy(self) -> "Third":
-        raise AssertionError("nobody asks for choices")
+        assert not self._count
+        self.copies.append(Third(self._vocab_size, self.fails_at, self._fails_late))
+        return self.copies[-1]
 
 
 def ruled(request: Request, rng: Random, vocab_size: int) -> Request:
     """Return the request with rules at random."""
     held_back = rng.choice((0, 0, 5))
     stops = frozenset(range(0, vocab_size, DENSE_STOPS))
+    (params,) = request.params
     params = replace(
-        request.params,
+        params,
         frequency_penalty=rng.choice((0.0, 1.0)),
         min_tokens=held_back,
-        stop_token_ids=stops if held_back else request.params.stop_token_ids,
+        stop_token_ids=stops if held_back else params.stop_token_ids,
     )
     fails_at = rng.randrange(10) if rng.random() < 0.2 else None
     constraint = Third(vocab_size, fails_at, rng.random() < 0.5) if rng.random() < 0.6 else None
-    return replace(request, params=params, constraint=constraint)
+    return replace(request, params=(params,), constraint=constraint)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules of a request, applied to all of its tokens."""
+    """The rules of an answer, applied to all of its tokens."""
 
     request: Request
+    params: SamplingParams
     vocab_size: int
 
     def token(self, wanted: int, tokens: list[int]) -> int:
         """Return the token that follows these, where the model wants this one."""
-        params = self.request.params
+        params = self.params
         answer = tokens[len(self.request.prompt_ids) :]
         if params.penalises:
             wanted += sum(set(tokens)) + sum(answer)

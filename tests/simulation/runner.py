@@ -244,7 +244,7 @@ class SlotRunner:
         self.waited += overlapped and plan.needs_state
         for decision in plan.decisions:
             if isinstance(decision, Opened):
-                self._salts[decision.seq_id] = decision.salt
+                self._salts[decision.seq_id] = decision.request.salt
                 self._lives[decision.seq_id] = next(self._numbers)
         if not overlapped:
             self._sampled = []

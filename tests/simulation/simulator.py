@@ -13,7 +13,7 @@ from engine.client import TokenStream
 from engine.machine import PressureLevel
 from engine.messages import Abort, SetKVLimit, SetMemoryPressure
 from engine.step.loop import HEALTH_CHECK_ID, IDLE_POLL_S, STALLED_POLL_S, ModelFailedError
-from engine.types import EngineFailedError, FinishReason, Request, TokenEvent
+from engine.types import EngineFailedError, FinishReason, Request, SamplingParams, TokenEvent
 from kvcache.backend import BackendFailedError, Releases
 from tests.simulation.clients import Client
 from tests.simulation.faults import SeedFailedError, SimulationError, TraceLine
@@ -223,20 +223,25 @@ class Simulation:
             _, _, aborted = heappop(self._agenda)
             if aborted is None:
                 past = [(c.request, c.tokens) for c in list(self._clients.values())[-8:]]
-                for request in self._traffic.draw(past):
-                    self._submit(request)
+                self._submit(self._traffic.draw(past))
             elif not self._clients[aborted].left:
                 self._clients[aborted].leave()
 
     def _submit(self, request: Request) -> None:
-        rng, traits, number = self._rng, self._traits, request.request_id
+        for number, params in zip(request.answer_ids, request.params, strict=True):
+            self._add_client(request, number, params)
+        self._machine.loop.mailbox.put(request)
+
+    def _add_client(self, request: Request, number: int, params: SamplingParams) -> None:
+        rng, traits = self._rng, self._traits
         slow = rng.random() < traits.slow_reader_rate
         leaves = rng.random() < traits.abort_rate
-        leaves_after = rng.randint(1, max(1, request.params.max_tokens)) if leaves else None
+        leaves_after = rng.randint(1, max(1, params.max_tokens)) if leaves else None
         client = Client(
             request,
-            Recall(request.prompt_ids, request.params.seed, VOCAB, Rules(request, VOCAB)),
-            TokenStream(request, self._abort, traits.max_backlog, asyncio.Event()),
+            number,
+            Recall(request.prompt_ids, params.seed, VOCAB, Rules(request, params, VOCAB)),
+            TokenStream(request, number, self._abort, traits.max_backlog, asyncio.Event()),
             self._limits.max_model_len,
             traits.max_backlog,
             pace=rng.choice((0, 5, 20)) if slow else 1,
@@ -244,9 +249,8 @@ class Simulation:
         )
         self._clients[number] = self._live[number] = self._reading[number] = client
         self._recalls[number] = client.recall
-        self._machine.loop.mailbox.put(request)
         self.counts["requests"] += 1
-        self.counts["forks"] += request.fork_of is not None
+        self.counts["forks"] += number != request.request_id
         if leaves and client.leaves_after is None:
             delay = rng.choice((0.0, rng.expovariate(100), rng.expovariate(5)))
             time = self._machine.clock.now + delay
@@ -283,7 +287,7 @@ class Simulation:
 
     def _preemptions(self, client: Client | None) -> int:
         sequences = self._machine.scheduler._by_id
-        sequence = sequences.get(client.request.request_id) if client else None
+        sequence = sequences.get(client.answer_id) if client else None
         return sequence.preemptions if sequence else 0
 
     def _check_aborted(self, told: set[int]) -> None:

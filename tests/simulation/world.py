@@ -15,6 +15,7 @@ from engine.types import (
 )
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, grouped_layout
 from kvcache.slot_pool import SLOTS_PER_SEQUENCE
+from tests.engines import request_of
 from tests.kvcache.strict_memory import Manners
 from tests.kvcache.strict_states import STATES
 from tests.simulation.recall import ruled
@@ -269,20 +270,23 @@ class Traffic:
         self._max_model_len = max_model_len
         self._last_id = 0
 
-    def draw(self, past: Sequence[tuple[Request, list[int]]]) -> list[Request]:
-        """Return one request, or several that fork. past: earlier ones, with all tokens that they
-        have by now."""
+    def draw(self, past: Sequence[tuple[Request, list[int]]]) -> Request:
+        """Return a request. past: earlier ones, with all tokens that they have by now."""
         rng, traits = self._rng, self._traits
         if past and rng.random() < traits.turn_rate:
             request = self._draw_turn(*rng.choice(past[-8:]))
         elif past and rng.random() < traits.fork_rate / 4:
-            request = self._fork(rng.choice(past[-4:])[0])
+            request = self._repeated(rng.choice(past[-4:])[0])
         else:
             request = self._draw_fresh()
-        requests = [request]
         if rng.random() < traits.fork_rate:
-            requests += [self._fork(request) for _ in range(rng.randint(1, 3))]
-        return requests
+            others = [self._repeated(request) for _ in range(rng.randint(1, 3))]
+            params = tuple(
+                request.params[0] if request.pooling or each.pooling else each.params[0]
+                for each in others
+            )
+            request = replace(request, params=request.params + params)
+        return request
 
     def _draw_fresh(self) -> Request:
         system = self._rng.choice(self._traits.system_prompts)[: self._traits.longest_prompt]
@@ -301,9 +305,10 @@ class Traffic:
         prompt = prompt[: self._max_model_len - 1]
         return self._request(prompt, before.salt, min(before.system_tokens, len(prompt)))
 
-    def _fork(self, parent: Request) -> Request:
-        child = self._request(parent.prompt_ids, parent.salt, parent.system_tokens)
-        return replace(child, fork_of=parent.request_id, priority=parent.priority)
+    def _repeated(self, request: Request) -> Request:
+        """Return another request with the same prompt."""
+        again = self._request(request.prompt_ids, request.salt, request.system_tokens)
+        return replace(again, priority=request.priority)
 
     def _request(self, prompt: tuple[int, ...], salt: PrefixSalt, system_tokens: int) -> Request:
         rng = self._rng
@@ -316,7 +321,7 @@ class Traffic:
         )
         priority = rng.randint(-1, 1) if urgent else 0
         boundaries = _draw_boundaries(Random(~params.seed), len(prompt), system_tokens)
-        request = Request(
+        request = request_of(
             self._last_id,
             prompt,
             params,
@@ -330,14 +335,14 @@ class Traffic:
     def _of_some_kind(self, request: Request) -> Request:
         """Return the request as it is, for something else than tokens, or with rules. It is drawn
         from a seed of its own, so that lives without such requests stay the same."""
-        rng, traits = Random(request.params.seed), self._traits
+        (params,) = request.params
+        rng, traits = Random(params.seed), self._traits
         if rng.random() < traits.pooling_rate:
-            params = replace(request.params, max_tokens=0)
-            return replace(request, params=params, pooling=True)
+            return replace(request, params=(replace(params, max_tokens=0),), pooling=True)
         if rng.random() < traits.scoring_rate:
-            tokens = rng.choice((0, request.params.max_tokens))
-            params = replace(request.params, max_tokens=tokens, prompt_logprobs=0)
-            request = replace(request, params=params)
+            tokens = rng.choice((0, params.max_tokens))
+            params = replace(params, max_tokens=tokens, prompt_logprobs=0)
+            request = replace(request, params=(params,))
         if rng.random() < traits.rule_rate:
             request = ruled(request, rng, VOCAB)
         return request

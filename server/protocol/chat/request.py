@@ -258,6 +258,7 @@ class ChatRequest(
     """The body of POST /v1/chat/completions."""
 
     refused_fields = CHAT_REFUSED
+    length_param = "max_completion_tokens"
 
     messages: Annotated[ListOf[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
@@ -270,13 +271,6 @@ class ChatRequest(
         super().check(limits)
         check_count(len(self.messages), limits.max_messages, "messages")
         self.check_logprobs()
-
-    @property
-    def asked_length(self) -> tuple[int | None, str]:
-        """The answer's maximum number of tokens, and the name of the field that sets it."""
-        if self.max_completion_tokens is not None:
-            return self.max_completion_tokens, "max_completion_tokens"
-        return self.max_tokens, "max_tokens"
 
     def conversation(self, limits: LimitsSection, unsupported: Unsupported) -> Conversation:
         conversation = read_conversation(

@@ -405,6 +405,10 @@ class MessagesRequest(ConversationFields, SamplingFields):
             or any(block.marks_cache for block in blocks)
         )
 
+    @property
+    def asked_length(self) -> tuple[int | None, str]:
+        return self.max_tokens, "max_tokens"
+
     def stop_strings(self) -> tuple[str, ...]:
         return tuple(self.stop_sequences or ())
 

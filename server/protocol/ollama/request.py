@@ -101,9 +101,6 @@ def _seconds(text: str) -> float:
     return (seconds if parts else float(whole)) * (-1 if sign == "-" else 1)
 
 
-LENGTH_PARAM = "options.num_predict"
-
-
 class OllamaSampling(SamplingFields):
     """Ollama's options for sampling, under the names that all other APIs use."""
 
@@ -111,6 +108,18 @@ class OllamaSampling(SamplingFields):
     stops_factor: ClassVar[int] = MANY_STOPS
 
     stop: tuple[str, ...] = ()
+    num_predict: int | None = None
+    logprobs: int | None = None
+
+    @property
+    def asked_length(self) -> tuple[int | None, str]:
+        """Numbers below 1 mean all tokens that fit, too."""
+        wanted = self.num_predict or 0
+        return wanted if wanted > 0 else None, "options.num_predict"
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     def stop_strings(self) -> tuple[str, ...]:
         return self.stop
@@ -138,13 +147,7 @@ class Options(SharedSampling):
         if self.repeat_last_n == 0:
             given |= {"presence_penalty": None, "frequency_penalty": None}
             given["repetition_penalty"] = 1.0
-        return OllamaSampling(**given, stop=stop)
-
-    @property
-    def max_tokens(self) -> int | None:
-        """The answer's maximum number of tokens, or None for as many as fit."""
-        wanted = self.num_predict or 0
-        return wanted if wanted > 0 else None
+        return OllamaSampling(**given, stop=stop, num_predict=self.num_predict)
 
 
 class ChatCall(WireModel):
@@ -209,12 +212,13 @@ class AnswerFields(LogprobFields, KeptFields):
 
     def check(self, limits: LimitsSection) -> None:
         super().check(limits)
-        self.chosen_options.check(limits)
+        (self.options or Options()).check(limits)
         self.check_logprobs()
 
     @property
-    def chosen_options(self) -> Options:
-        return self.options or Options()
+    def sampling(self) -> OllamaSampling:
+        sampling = (self.options or Options()).sampling
+        return sampling.model_copy(update={"logprobs": self.num_logprobs})
 
     @property
     def streams(self) -> bool:

@@ -138,6 +138,8 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         }
     )
     refused_fields = RESPONSES_REFUSED
+    length_param = "max_output_tokens"
+    turns_param = "input"
 
     input: Input | None = None
     instructions: str | None = None
@@ -165,15 +167,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
             self.reasoning.check()
 
     @property
-    def asked_length(self) -> tuple[int | None, str]:
-        """The answer's maximum number of tokens, and the name of the field that sets it."""
-        if self.max_output_tokens is not None:
-            return self.max_output_tokens, "max_output_tokens"
-        return self.max_tokens, "max_tokens"
-
-    @property
-    def logprobs(self) -> int | None:
-        """Number of alternative tokens to report per token, or None for no log-probabilities."""
+    def num_logprobs(self) -> int | None:
         if self.top_logprobs or LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         return None

@@ -15,13 +15,12 @@ from engine.step.sequence import Sequence
 from engine.types import (
     FORM_LIMITS,
     FormLimitError,
-    Request,
     SamplingParams,
     TokenConstraint,
     TokenLogprobs,
 )
 from metal_ext import CpuWorkers
-from tests.engines import Scripted
+from tests.engines import Scripted, request_of
 from tests.sampling import sample_next
 
 VOCAB = 50
@@ -31,7 +30,7 @@ def sequence(
     constraint: TokenConstraint | None = None, generated: int = 0, **changes: Any
 ) -> Sequence:
     params = SamplingParams(**({"max_tokens": 100} | changes))
-    made = Sequence(Request(1, (1, 2), params, constraint=constraint), 0, 102)
+    made = Sequence(request_of(1, (1, 2), params), 1, 0, 102, constraint)
     made.token_ids += [3] * generated
     return made
 

@@ -21,7 +21,7 @@ from engine.step.loop import HEALTH_CHECK_ID, EngineLoop
 from engine.step.pipeline import FAILURE_WINDOW_S
 from engine.step.plan import NO_STEP, InFlightStep, StepPlan
 from engine.step.scheduler import Scheduler
-from engine.types import EngineFailedError, FinishReason, Request, SamplingParams
+from engine.types import EngineFailedError, FinishReason, SamplingParams
 from kvcache.backend import BackendFailedError
 from kvcache.kv_backends import KVBackend
 from tests.engines import (
@@ -33,6 +33,7 @@ from tests.engines import (
     Answers,
     greedy,
     recall_loop,
+    request_of,
     run_dry,
     steps,
     use_clock,
@@ -242,7 +243,7 @@ def test_a_request_with_penalties_survives_preemption() -> None:
             params = SamplingParams(
                 100, temperature=1.0, seed=number, frequency_penalty=0.7, repetition_penalty=1.2
             )
-            loop.mailbox.put(Request(number, tuple(range(number, 40)), params))
+            loop.mailbox.put(request_of(number, tuple(range(number, 40)), params))
         run_dry(loop)
         return answers, loop._scheduler.counters.preemptions
 

@@ -30,6 +30,7 @@ from tests.engines import (
     every_third,
     greedy,
     recall_loop,
+    request_of,
     run_dry,
     steps,
     use_clock,
@@ -147,7 +148,7 @@ def test_overlapping_steps_say_bit_for_bit_what_steps_one_by_one_say(tiny_model:
         for number, params in enumerate(many, start=1):
             prompt = tuple(range(number, number + 30 * number))
             ruled = Scripted(every_third(256)) if number in (2, 6) else None
-            loop.mailbox.put(Request(number, prompt, params, constraint=ruled))
+            loop.mailbox.put(request_of(number, prompt, params, constraint=ruled))
         run_dry(loop)
         return events, [rows(plan) for plan in runner.plans], sum(runner.overlapped)
 
@@ -212,7 +213,7 @@ def test_a_stop_token_wastes_one_row_whose_blocks_wait_for_its_epoch() -> None:
     loop = recall_loop(answers, overlap=True, prefix_cache=False)
     said = answer([4, 5], 40)
     params = SamplingParams(40, temperature=0.0, stop_token_ids=frozenset({said[4]}))
-    loop.mailbox.put(Request(1, (4, 5), params))
+    loop.mailbox.put(request_of(1, (4, 5), params))
     loop.mailbox.put(greedy(2, [8], 30))
     while 1 not in answers.finished:
         loop.run_once()
@@ -283,7 +284,7 @@ KINDS = (
 def kind(number: int, prompt: list[int], params: SamplingParams) -> Request:
     """Of these the first one also follows a constraint."""
     constraint = Scripted(every_third(VOCAB)) if params.penalises else None
-    return Request(number, tuple(prompt), params, constraint=constraint)
+    return request_of(number, tuple(prompt), params, constraint=constraint)
 
 
 @pytest.mark.parametrize("params", KINDS)
@@ -365,7 +366,7 @@ def test_masks_are_made_while_the_device_computes_what_they_are_for(
     loop._runner._takes_whole_steps = whole  # type: ignore[attr-defined]
     order.watch(monkeypatch)
     params = SamplingParams(5, temperature=0.0)
-    loop.mailbox.put(Request(1, (1, 2), params, constraint=Scripted(order.allowed)))
+    loop.mailbox.put(request_of(1, (1, 2), params, constraint=Scripted(order.allowed)))
     run_dry(loop)
     assert order.notes == ["graph", "mask", "sample", *steady * 4, "read"]
     assert len(answers.tokens[1]) == 5
@@ -457,7 +458,7 @@ def test_fault_08_no_mask_is_made_for_a_step_that_was_cancelled() -> None:
     loop.run_once()
     loop.run_once()
     params = SamplingParams(5, temperature=0.0)
-    loop.mailbox.put(Request(2, (3, 4), params, constraint=Scripted(allowed)))
+    loop.mailbox.put(request_of(2, (3, 4), params, constraint=Scripted(allowed)))
     loop.run_once()
     assert runner.calls[-2:] == [("read", 2), ("cancel", 3)]
     assert asked == []
@@ -475,7 +476,7 @@ def test_fault_08_a_step_whose_tokens_cannot_be_chosen_fails_alone(
     answers = Answers.empty()
     loop = recall_loop(answers, overlap=True)
     params = SamplingParams(20, temperature=0.0, frequency_penalty=0.5)
-    loop.mailbox.put(Request(1, (1, 2), params))
+    loop.mailbox.put(request_of(1, (1, 2), params))
     loop.run_once()
     with monkeypatch.context() as patch:
         patch.setattr("engine.step.runner.sample", broken)

@@ -12,8 +12,9 @@ import pytest
 from engine.step.plan import NOT_FINITE
 from engine.step.sampler import draw
 from engine.step.sequence import Sequence
-from engine.types import Request, SamplingParams
+from engine.types import SamplingParams
 from metal_ext import CpuWorkers
+from tests.engines import request_of
 from tests.sampling import sample_next
 
 VOCAB = 50
@@ -22,8 +23,8 @@ VOCAB = 50
 def sequence(
     params: SamplingParams, generated: tuple[int, ...] = (), prompt: tuple[int, ...] = (1, 2)
 ) -> Sequence:
-    request = Request(1, prompt, params)
-    made = Sequence(request, arrival=0, max_tokens=params.max_tokens)
+    request = request_of(1, prompt, params)
+    made = Sequence(request, 1, arrival=0, max_tokens=params.max_tokens)
     made.token_ids += generated
     return made
 

@@ -20,6 +20,7 @@ from engine.types import (
 )
 from kvcache.manager import KVCacheManager
 from kvcache.sequences import Progress
+from tests.engines import request_of
 
 BLOCK_TOKENS = 4
 NO_MEMORY = "the system has no memory for it"
@@ -121,7 +122,7 @@ def request(
     params = SamplingParams(
         max_tokens, temperature=0.0, stop_token_ids=frozenset(() if stop is None else (stop,))
     )
-    return Request(request_id, tuple(range(prompt)), params, priority=priority)
+    return request_of(request_id, tuple(range(prompt)), params, priority=priority)
 
 
 def shape(plan: StepPlan) -> list[tuple[int, int, int]]:

@@ -7,7 +7,8 @@ import pytest
 
 from engine.step.plan import NOT_FINITE, PendingToken, RowError, Scores, Token, Vector
 from engine.step.sequence import Sequence, TokenCounts, apply_outcome, plan_entry
-from engine.types import FinishReason, PrefixReport, Request, SamplingParams, TokenLogprobs
+from engine.types import FinishReason, PrefixReport, SamplingParams, TokenLogprobs
+from tests.engines import request_of
 
 PROMPT = (5, 6, 7)
 REPORT = PrefixReport(0, 0, None)
@@ -16,8 +17,8 @@ READING: dict[str, Any] = {"prompt_logprobs": 0}
 
 
 def sequence(max_tokens: int = 2, **params: Any) -> Sequence:
-    request = Request(1, PROMPT, SamplingParams(max_tokens, **params))
-    made = Sequence(request, 0, len(PROMPT) + max_tokens)
+    request = request_of(1, PROMPT, SamplingParams(max_tokens, **params))
+    made = Sequence(request, 1, 0, len(PROMPT) + max_tokens)
     made.prefix = REPORT
     return made
 
@@ -109,11 +110,11 @@ def test_only_what_is_not_known_is_scored_and_never_the_last_token() -> None:
 def test_a_token_that_is_not_known_yet_is_that_of_a_row_of_the_step_before() -> None:
     one = sequence(9)
     entry = plan_entry(one, 3, newest_plan=4)
-    assert (entry.tokens, entry.sampling) == (PROMPT, (one.request.params, 0, False))
+    assert (entry.tokens, entry.sampling) == (PROMPT, (one.params, 0, False))
     one.progress.scheduled, one.num_output_placeholders, one.sampled_row = 3, 1, 7
     entry = plan_entry(one, 4, newest_plan=5)
     assert (entry.start, entry.count, entry.tokens) == (3, 1, PendingToken(5, 7))
-    assert entry.sampling == (one.request.params, 1, False)
+    assert entry.sampling == (one.params, 1, False)
 
 
 def test_with_penalties_a_sequence_has_the_tokens_that_they_count() -> None:

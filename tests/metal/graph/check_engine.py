@@ -16,11 +16,11 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.forward import Forward
 from engine.step.loop import EngineLoop
 from engine.step.runner import ModelRunner
-from engine.types import Request, SamplingParams
+from engine.types import SamplingParams
 from kvcache.kv_backends import KVBackend, KVBackendChoice
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import YARN
-from tests.engines import CONFIG, Answers, run_dry
+from tests.engines import CONFIG, Answers, request_of, run_dry
 from tests.metal.graph import _standin
 from tests.metal.graph.stage import take_mistakes
 from tests.models import SMALL, write_model
@@ -99,9 +99,9 @@ def said(
         prompt = tuple([*common, *own] if number % 2 else own)
         greedy = SamplingParams(NEW_TOKENS, temperature=0.0)
         known = COMMON if system and number % 2 else 0
-        loop.mailbox.put(Request(number, prompt, greedy, system_tokens=known))
-        if number == FORKED:
-            loop.mailbox.put(Request(number + 100, prompt, greedy, fork_of=number))
+        answers_to_it = 2 if number == FORKED else 1
+        params = [greedy] * answers_to_it
+        loop.mailbox.put(request_of(10 * number, prompt, *params, system_tokens=known))
     run_dry(loop)
     counters = loop._scheduler.counters
     found, preempted = counters.cached_prompt_tokens, counters.preemptions

@@ -15,9 +15,9 @@ from engine.build import build_engine, plan_engine
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.step.runner import ModelRunner
-from engine.types import Request, SamplingParams
+from engine.types import SamplingParams
 from kvcache.kv_backends import KVBackend, KVBackendChoice
-from tests.engines import Answers, run_dry
+from tests.engines import Answers, request_of, run_dry
 from tests.metal.graph import _standin
 from tests.metal.graph.check_engine import CONFIGURED, ROOMY, SPEC
 from tests.models import write_model
@@ -72,7 +72,7 @@ def test_of_the_next_step_the_device_has(
     loop._runner._takes_whole_steps = whole
     monkeypatch.setattr(mx, "async_eval", watch.over(mx.async_eval, watch.handed))
     monkeypatch.setattr(mx, "eval", watch.over(mx.eval, watch.ended))
-    loop.mailbox.put(Request(1, (1, 2, 3), SamplingParams(TOKENS, temperature=0.0)))
+    loop.mailbox.put(request_of(1, (1, 2, 3), SamplingParams(TOKENS, temperature=0.0)))
     run_dry(loop)
     monkeypatch.undo()
     loop.close()

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ from engine.types import EngineDeadError, EngineStats, FinishReason, SamplingPar
 from server.chat.admission import generates
 from server.protocol.wire_errors import ApiError
 from server.text.tokenizer import Tokenizer
+from tests.engines import submit
 from tests.server.harness import DEADLINE_S, make_service, start_engine
 from tests.server.streams import Batches, PreparedClient, fault, token
 
@@ -31,7 +33,7 @@ def test_answers_that_never_fit_are_refused_and_those_that_do_not_now_are_put_of
         admission.check_answers(NOBODY, 1, prompts=4)
     assert (caught.value.status, caught.value.param) == (400, "prompt")
     admission.check_answers(NOBODY, 1, prompts=3)
-    engine.client.submit((1, 2), SamplingParams(max_tokens=9))
+    submit(engine.client, (1, 2), SamplingParams(max_tokens=9))
     admission.check_answers(NOBODY, 2)
     admission.check_answers(NOBODY, 1, prompts=2)
     for choices, prompts in ((3, 1), (1, 3)):
@@ -52,7 +54,7 @@ async def test_a_token_within_the_time_is_a_sign_of_life() -> None:
     client = PreparedClient([*SILENCE, [token(5)]])
     assert await generates_token(client)
     assert client.streams[0].closed
-    assert client.streams[0].request.params.max_tokens == 1
+    assert client.streams[0].request.params[0].max_tokens == 1
 
 
 async def test_a_fault_is_no_sign_of_life() -> None:
@@ -62,9 +64,9 @@ async def test_a_fault_is_no_sign_of_life() -> None:
 
 async def test_tokens_of_others_are_a_sign_of_life_while_it_waits() -> None:
     class Busy(PreparedClient):
-        def submit(self, *arguments: Any, **options: Any) -> TokenStream:
+        def submit(self, *arguments: Any) -> Sequence[TokenStream]:
             self.stats = EngineStats(generated_tokens=1)
-            return super().submit(*arguments, **options)
+            return super().submit(*arguments)
 
     client = Busy([*SILENCE])
     assert await generates_token(client)
@@ -77,7 +79,7 @@ async def test_a_vector_is_one_where_there_are_no_tokens() -> None:
     client.limits = replace(client.limits, embedding_size=3)
     assert await generates_token(client)
     assert client.streams[0].request.pooling
-    assert client.streams[0].request.params.max_tokens == 0
+    assert client.streams[0].request.params[0].max_tokens == 0
 
 
 async def test_silence_until_the_time_is_over_is_none() -> None:

@@ -14,7 +14,7 @@ from engine.types import (
     SamplingParams,
     TokenEvent,
 )
-from server.chat.generation import Choices, Prompt, choice_params, prefix_of_all
+from server.chat.generation import Choices, Prompt, prefix_of_all
 from server.text.pieces import Delta, TextPiece, Usage
 from server.text.pipeline import GenerationError
 from server.text.tokenizer import Tokenizer
@@ -140,10 +140,10 @@ def of_two(
 
 def test_prompts_are_handed_over_together_or_not_at_all(tokenizer: Tokenizer) -> None:
     class Full(PreparedClient):
-        def submit_choices(self, *args: Any, **how: Any) -> Sequence[TokenStream]:
+        def submit(self, *args: Any, **how: Any) -> Sequence[TokenStream]:
             if self.streams:
                 raise QueueFullError
-            return super().submit_choices(*args, **how)
+            return super().submit(*args, **how)
 
     client, one = Full([]), prompt_of((1,), SamplingParams(9))
     with pytest.raises(QueueFullError):
@@ -168,11 +168,3 @@ def test_what_the_cache_had_adds_up_over_prompts(
     reports: list[PrefixReport], together: PrefixReport | None
 ) -> None:
     assert prefix_of_all(reports) == together
-
-
-# --- what the engine is asked for ------------------------------------------------------------
-
-
-def test_the_seeds_of_choices_follow_each_other_and_wrap_around() -> None:
-    params = SamplingParams(5, top_k=3, seed=2**64 - 1)
-    assert choice_params(params, 2) == (params, SamplingParams(5, top_k=3, seed=0))

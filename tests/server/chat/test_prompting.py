@@ -6,7 +6,7 @@ import pytest
 
 from engine.types import NO_SALT
 from server.chat.generation import Prompt
-from server.chat.prompting import ChatSpec, constraint_spec_of
+from server.chat.prompting import constraint_spec_of
 from server.protocol.common import OpenAISamplingFields
 from server.protocol.wire_errors import ApiError
 from server.routes.service import Service
@@ -30,14 +30,12 @@ LOOK = Tool("look")
 
 def prompt(service: Service, conversation: Conversation, **fields: Any) -> Prompt:
     """What the engine gets. fields: of the request, by OpenAI's names."""
-    sampling = OpenAISamplingFields.model_validate(fields)
-    chat = ChatSpec(conversation, sampling, sampling.max_tokens)
+    wire = OpenAISamplingFields.model_validate(fields)
 
     async def made() -> Prompt:
         try:
-            return await service.prompts.prompt(
-                chat, service.salts.salt("key", sampling.cache_salt)
-            )
+            salt = service.salts.salt("key", wire.cache_salt)
+            return await service.prompts.prompt(conversation, wire, salt)
         finally:
             await service.grammars.close()
 

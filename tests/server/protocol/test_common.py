@@ -6,16 +6,25 @@ from typing import Any
 import pytest
 from structlog.contextvars import clear_contextvars, get_contextvars
 
+from engine.types import NO_SALT, EngineLimits
 from server.protocol import common as module
 from server.protocol.common import (
     BodyLimits,
+    OpenAISamplingFields,
     bind_request_id,
     current_request_id,
     new_request_id,
 )
 from server.protocol.wire_errors import ApiError
+from server.text.tokenizer import EncodedText
 
 MIB = 1024**2
+
+
+def test_the_seeds_of_answers_follow_each_other_and_wrap_around() -> None:
+    wire = OpenAISamplingFields.model_validate({"seed": -2, "n": 3})
+    request = wire.request(EncodedText("a", (1,)), NO_SALT, EngineLimits(9, 1, 9), {}, frozenset())
+    assert [params.seed for params in request.params] == [2**64 - 2, 2**64 - 1, 0]
 
 
 async def refusal(body: bytes, values: int, containers: int = MIB) -> ApiError | None:

@@ -6,7 +6,7 @@ from itertools import takewhile
 from typing import Any, cast
 
 from engine.client import EngineClient
-from engine.types import Submission, TokenConstraint
+from engine.types import Request, TokenConstraint
 from server.ray.replica import EngineReplica
 from server.ray.replica_calls import (
     NumberedEvent,
@@ -92,7 +92,7 @@ class LocalReplicas(RayReplicas):
         return self.replicas[name]
 
     async def generate(
-        self, route: Route, submission: Submission
+        self, route: Route, submission: Request
     ) -> AsyncGenerator[list[NumberedEvent] | Refusal, None]:
         replica = await self._chosen(route)
         assert route.replica is not None

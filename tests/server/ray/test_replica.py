@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.client import EngineClient
-from engine.types import SamplingParams, Submission
+from engine.types import Request, SamplingParams
 from server.cli.serve_models import plain_settings
 from server.config import Config, StartError
 from server.ray import replica
@@ -71,7 +71,7 @@ def replica_of(client: EngineClient) -> EngineReplica:
 async def test_a_replica_answers_and_says_how_it_is(made: Replica) -> None:
     await made.check_health()
     await made.check_health()
-    submission = Submission((1, 2, 3), (SamplingParams(4, temperature=0.0),))
+    submission = Request((1, 2, 3), (SamplingParams(4, temperature=0.0),))
     batches = [batch async for batch in made.generate(Route(), submission)]
     assert sum(len(batch) for batch in batches if isinstance(batch, list)) == 4
     assert (await made.report(Route())).name == "one"
@@ -84,7 +84,7 @@ async def test_a_replica_answers_and_says_how_it_is(made: Replica) -> None:
 async def test_a_model_of_vectors_is_served_without_grammars(tmp_path: Path) -> None:
     folder = write_embedding_model(tmp_path / "model")
     one = Replica(str(folder), SETTINGS, facts_of(folder), "one")
-    submission = Submission((1, 2, 3), (SamplingParams(0),), pooling=True)
+    submission = Request((1, 2, 3), (SamplingParams(0),), pooling=True)
     await one.check_health()
     events = [
         event
@@ -124,7 +124,7 @@ def test_one_that_did_not_start_has_nothing_to_end() -> None:
 async def test_an_answer_begins_with_a_sign_of_life_and_leaving_it_aborts(
     client: EngineClient,
 ) -> None:
-    stream = replica_of(client).generate(Route(), Submission(PROMPT, (SamplingParams(300),)))
+    stream = replica_of(client).generate(Route(), Request(PROMPT, (SamplingParams(300),)))
     assert await anext(stream) == []
     assert await anext(stream) != []
     await stream.aclose()
@@ -134,7 +134,7 @@ async def test_an_answer_begins_with_a_sign_of_life_and_leaving_it_aborts(
 
 
 async def test_a_request_without_room_is_refused(client: EngineClient) -> None:
-    many = Submission(PROMPT, (SamplingParams(5),) * (client.capacity + 1))
+    many = Request(PROMPT, (SamplingParams(5),) * (client.capacity + 1))
     said = [batch async for batch in replica_of(client).generate(Route(), many)]
     assert said == [[], Refusal.FULL]
 
@@ -145,7 +145,7 @@ async def test_a_form_that_cannot_be_enforced_here_is_answered_with_an_error(
     grammars = NoGrammars()
     grammars.failure = GrammarError("too much")
     one = EngineReplica("one", client, grammars, 5.0)
-    held = Submission(PROMPT, (SamplingParams(5),) * 2, constraint=sent_form(""))
+    held = Request(PROMPT, (SamplingParams(5),) * 2, constraint=sent_form(""))
     first, events = [batch async for batch in one.generate(Route(), held)]
     assert first == []
     assert isinstance(events, list)
@@ -158,7 +158,7 @@ async def test_a_form_that_holds_answers_to_nothing_is_compiled_here(
 ) -> None:
     grammars = NoGrammars()
     one = EngineReplica("one", client, grammars, 5.0)
-    free = Submission(PROMPT, (SamplingParams(5),), constraint=sent_form("so far"))
+    free = Request(PROMPT, (SamplingParams(5),), constraint=sent_form("so far"))
     batches = [batch async for batch in one.generate(Route(), free)]
     assert sum(len(batch) for batch in batches if isinstance(batch, list)) == 5
     assert grammars.asked == ["so far"]
@@ -168,7 +168,7 @@ async def test_a_request_to_an_engine_that_has_ended_is_refused() -> None:
     ended = recall_client()
     ended.attach()
     assert ended.stop(10.0)
-    one = Submission(PROMPT, (SamplingParams(5),))
+    one = Request(PROMPT, (SamplingParams(5),))
     assert [batch async for batch in replica_of(ended).generate(Route(), one)] == [
         [],
         Refusal.ENDED,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.types import SamplingParams, Submission, TokenEvent
+from engine.types import Request, SamplingParams, TokenEvent
 from server.ray.replica_calls import RayReplicas, Route
 
-SUBMISSION = Submission((1,), (SamplingParams(1),))
+SUBMISSION = Request((1,), (SamplingParams(1),))
 
 
 class Response:

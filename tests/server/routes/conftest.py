@@ -10,5 +10,5 @@ from tests.server.harness import Engine, recorded
 def submitted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Request]:
     """What the engine is asked from now on."""
     requests, noted = recorded(engine)
-    monkeypatch.setattr(engine.client, "submit_choices", noted)
+    monkeypatch.setattr(engine.client, "submit", noted)
     return requests

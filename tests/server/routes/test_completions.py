@@ -134,7 +134,7 @@ async def test_an_echoed_prompt_has_its_log_probabilities(
     assert first["top_logprobs"][:2] == [None, {"b": -1.0}]
     assert second["token_logprobs"] == [None, -6.0, -7.0]
     assert second["text_offset"] == [0, 1, 11]
-    assert [stream.request.params.prompt_logprobs for stream in client.streams] == [1, 1]
+    assert [stream.request.params[0].prompt_logprobs for stream in client.streams] == [1, 1]
 
 
 @pytest.mark.parametrize("logprobs", [None, 0])
@@ -145,7 +145,7 @@ async def test_an_echoed_prompt_needs_no_answer(tokenizer: Tokenizer, logprobs: 
     (choice,) = found["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("ab", "length")
     assert found["usage"]["completion_tokens"] == 0
-    assert client.streams[0].request.params.max_tokens == 0
+    assert client.streams[0].request.params[0].max_tokens == 0
     if logprobs is None:
         assert choice["logprobs"] is None
     else:

@@ -111,9 +111,9 @@ async def test_no_length_and_no_seed_are_what_ollama_means_by_them(
     for length in (0, -1, -2, None):
         body = chat(think=False, options={"num_predict": length, "seed": -1, "stop": "e"})
         await http.post(OLLAMA_CHAT, json=body)
-    (room,) = {len(one.prompt_ids) + one.params.max_tokens for one in submitted}
+    (room,) = {len(one.prompt_ids) + one.params[0].max_tokens for one in submitted}
     assert room == MAX_LEN
-    assert len({one.params.seed for one in submitted}) == 4
+    assert len({one.params[0].seed for one in submitted}) == 4
 
 
 async def test_an_overflow_has_both_figures_whatever_num_ctx_says(http: httpx2.AsyncClient) -> None:

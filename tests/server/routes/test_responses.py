@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from engine.types import Submission
+from engine.types import Request
 from server.text.tokenizer import Tokenizer
 from tests.api.wire import read_named_events
 from tests.server.harness import (
@@ -43,14 +43,14 @@ engine = engine_fixture(max_model_len=900, prefix_keep_s=1000.0)
 def prompts(engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the engine is asked, from now on."""
     asked: list[str] = []
-    submit = engine.client.submit_choices
+    submit = engine.client.submit
 
-    def spy(submission: Submission, *args: Any) -> Any:
+    def spy(submission: Request, *args: Any) -> Any:
         ids = list(submission.prompt_ids)
         asked.append(tokenizer.fast.decode(ids, skip_special_tokens=False))
         return submit(submission, *args)
 
-    monkeypatch.setattr(engine.client, "submit_choices", spy)
+    monkeypatch.setattr(engine.client, "submit", spy)
     return asked
 
 

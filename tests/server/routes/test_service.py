@@ -20,7 +20,7 @@ def test_what_fills_up_or_ends_while_a_prompt_is_encoded_is_refused_as_well(
     service: Service, refusal: Exception, status: int
 ) -> None:
     class Refusing(PreparedClient):
-        def submit_choices(self, *_: Any, **__: Any) -> Sequence[PreparedStream]:
+        def submit(self, *_: Any, **__: Any) -> Sequence[PreparedStream]:
             raise refusal
 
     prompt = prompt_of((1,), SamplingParams(max_tokens=1))

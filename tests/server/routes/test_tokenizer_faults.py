@@ -25,7 +25,7 @@ def never(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def submit(*_: object, **__: object) -> None:
         raise AssertionError("the engine was reached")
 
-    monkeypatch.setattr(service.client, "submit_choices", submit)
+    monkeypatch.setattr(service.client, "submit", submit)
 
 
 @pytest.mark.parametrize("path", PROMPTS)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from server.text.conversation import Conversation, Thinking, Turn
-from server.text.tokenizer import EncodedChat, Tokenizer
+from server.text.tokenizer import EncodedText, Tokenizer
 from tests.models import write_tokenizer
 
 USER = Turn("user", "Hello")
@@ -23,7 +23,7 @@ THOUGHT = Turn("assistant", "Once", reasoning="Hm.\n")
 
 async def encoded(
     folder: Path, template: str, turn: Turn, enabled: bool | None = None
-) -> EncodedChat:
+) -> EncodedText:
     write_tokenizer(folder, 1000, template=template)
     asked = Conversation((USER, turn), continues=True, thinking=Thinking(enabled))
     return await Tokenizer(folder).encode_chat(asked)

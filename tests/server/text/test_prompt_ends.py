@@ -8,7 +8,7 @@ import pytest
 
 from engine.types import PromptBoundaries
 from server.text.conversation import Conversation, Thinking, Tool, ToolCall, Turn
-from server.text.tokenizer import EncodedChat, Tokenizer
+from server.text.tokenizer import EncodedText, Tokenizer
 from tests.models import write_tokenizer
 
 DEMO = Path(__file__).parents[3] / "configs" / "demo" / "model"
@@ -58,16 +58,16 @@ def qwen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Tokenizer(folder)
 
 
-async def encoded(qwen: Tokenizer, *turns: Turn, **fields: object) -> EncodedChat:
+async def encoded(qwen: Tokenizer, *turns: Turn, **fields: object) -> EncodedText:
     return await qwen.encode_chat(Conversation(turns, (READ,), **fields))  # type: ignore[arg-type]
 
 
-def shared(one: EncodedChat, other: EncodedChat) -> int:
+def shared(one: EncodedText, other: EncodedText) -> int:
     pairs = zip(one.ids, other.ids, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def said(qwen: Tokenizer, chat: EncodedChat, tokens: int) -> str:
+def said(qwen: Tokenizer, chat: EncodedText, tokens: int) -> str:
     return qwen.fast.decode(list(chat.ids[:tokens]), skip_special_tokens=False)
 
 

@@ -12,8 +12,8 @@ from engine.build import build_engine, plan_engine
 from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.step.loop import EngineLoop
-from engine.types import Request, SamplingParams
-from tests.engines import CONFIG, ON_CPU, Answers, run_dry
+from engine.types import SamplingParams
+from tests.engines import CONFIG, ON_CPU, Answers, request_of, run_dry
 from tests.models import SMALL, write_model
 from tests.reference import load_reference
 
@@ -57,7 +57,7 @@ def answers_of(
     """Until all are answered. prompts: by the request's number."""
     params = replace(GREEDY, max_tokens=new_tokens)
     for number, ids in prompts.items():
-        loop.mailbox.put(Request(number, tuple(ids), params))
+        loop.mailbox.put(request_of(number, tuple(ids), params))
     run_dry(loop)
 
 
