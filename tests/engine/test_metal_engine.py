@@ -549,6 +549,7 @@ def test_signals_that_came_late_are_told(device: Device, folder: Path) -> None:
     loop = metal_loop(folder, KVBackend.SPARSE, Answers.empty())
     device.kv_backends[0].late_signals = 3
     run_dry(loop)
+    assert loop.stats.kv is not None
     assert loop.stats.kv.late_signals == 3
     loop.close()
 

@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
 from server.config import LimitsSection
-from server.http.app import ROUTES
+from server.http.app import ROUTES, SHARED_ROUTES
 from server.protocol.common import BodyLimits, limits_by_path
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
@@ -26,8 +26,8 @@ BEYOND: dict[str, tuple[Callable[[BodyLimits], bytes], int, str]] = {
 
 def test_every_route_that_takes_a_body_has_its_limits(service: Service) -> None:
     router = APIRouter()
-    for module in ROUTES:
-        module.add_routes(router, service)
+    for add_routes in (*SHARED_ROUTES, *(module.add_routes for module in ROUTES)):
+        add_routes(router, service)
     posts = {
         r.path for r in router.routes if isinstance(r, APIRoute) and "POST" in (r.methods or ())
     }
