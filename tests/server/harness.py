@@ -51,14 +51,18 @@ class Gate:
     def __init__(self) -> None:
         self.entered = 0
         """Steps that have begun."""
+        self.waits = False
+        """Whether a step stands at the gate."""
         self.closed = False
         self._turns = threading.Semaphore(0)
 
     def pass_through(self) -> None:
         """Called by the model at the beginning of a step."""
         self.entered += 1
+        self.waits = self.closed
         if self.closed and not self._turns.acquire(timeout=DEADLINE_S):
             raise TimeoutError("nobody opened the gate")
+        self.waits = False
 
     def close(self) -> None:
         """Lets nothing through that was not allowed since; what was open before is forgotten."""
@@ -122,6 +126,8 @@ class Engine:
 
     async def step(self) -> None:
         """Lets the step that waits at the gate run, until the next one waits there."""
+        # A turn that is given before the step stands there is one too many for the rest.
+        await eventually(lambda: self.gate.waits)
         entered = self.gate.entered
         self.gate.allow(1)
         await eventually(lambda: self.gate.entered > entered)
