@@ -28,7 +28,8 @@ from tests.metal.graph.program import (
 from tests.models import write_model
 
 WAIT_S = 60.0
-DOCTOR_S = 600.0
+# The limit of a test is 300 s (pyproject.toml).
+DOCTOR_S = 240.0
 SMALL = ("--kv-budget", "32MiB", "--heap-size", "1MiB", "--max-num-seqs", "4")
 # More than is mapped ahead of anybody.
 LONG = {"prompt": "a b c", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
@@ -128,26 +129,32 @@ def test_a_mapping_that_fails_while_serving_is_not_met_twice(
     assert "sparse on Metal is asked for, but it has failed on this machine" in run.stderr
 
 
-def test_the_doctor_tries_again_and_forgets(
-    quire: tuple[str, str], model: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("flags", "told", "kept"),
+    [
+        ([], "has failed here: serving failed", 1),  # no load has been tried
+        (["--stress"], "had failed here, which is forgotten now: serving failed", 0),
+    ],
+    ids=["without-load", "stress"],
+)
+def test_the_doctor_tries_again_and_forgets_what_it_has_tried(
+    flags: list[str], told: str, kept: int, quire: tuple[str, str], model: Path, tmp_path: Path
 ) -> None:
+    def faults() -> int:
+        return len(list((tmp_path / "caches/quire").glob("fault-*")))
+
     with serving(model, *SMALL, quire=quire) as server:
         stream_that_fails(server, signal.SIGUSR1)
         assert server.wait() == 4
-    assert len(list((tmp_path / "caches/quire").glob("fault-*"))) == 1
-    for flags, told in (
-        ([], "has failed here: serving failed"),  # no load has been tried
-        (["--stress"], "had failed here, which is forgotten now: serving failed"),
-    ):
-        assert len(list((tmp_path / "caches/quire").glob("fault-*"))) == 1
-        run = subprocess.run(
-            [*quire, "doctor", *flags],
-            capture_output=True, text=True, timeout=DOCTOR_S, check=False,
-        )  # fmt: skip
-        assert told in run.stdout
-    assert run.returncode == 0, run.stdout
-    assert run.stdout.rstrip().endswith("sparse on Metal can serve.")
-    assert list((tmp_path / "caches/quire").glob("fault-*")) == []
+    assert faults() == 1
+    run = subprocess.run(
+        [*quire, "doctor", *flags], capture_output=True, text=True, timeout=DOCTOR_S, check=False
+    )
+    assert told in run.stdout
+    assert faults() == kept
+    if not kept:
+        assert run.returncode == 0, run.stdout
+        assert run.stdout.rstrip().endswith("sparse on Metal can serve.")
 
 
 # --- what Metal says of MLX's own commands ------------------------------------------------------

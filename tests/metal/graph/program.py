@@ -15,6 +15,7 @@ import signal
 import stat
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from tests.metal.graph import _standin
 
 # What a mapping may take while serving: nobody waits for twenty seconds.
 MAPPING_LIMIT_S = 3.0
+# Of the stress test, which has fifty. A processor takes seconds for one.
+ROUNDS = 10
 DRIVERS_WORDS = "an error that the driver does not explain"
 INTERPRETER = "STANDIN_INTERPRETER"
 METAL_ERROR = "STANDIN_METAL_ERROR"
@@ -95,6 +98,9 @@ def main() -> None:
     sys.argv = [program, *arguments]
     # What the stress test is about.
     _standin.allow_maps_beside_commands("stress" in arguments)
+    from kvcache.selftest import stress
+
+    stress.StressChecks = partial(stress.StressChecks, rounds=ROUNDS)  # type: ignore[assignment, misc]
     if "serve" in arguments:
         import kvcache.backend
 
