@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import secrets
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -341,10 +342,10 @@ class SamplingFields(SharedSampling, RequestFields):
         return 1
 
     @property
+    @abstractmethod
     def asked_length(self) -> tuple[int | None, str]:
         """The answer's maximum number of tokens, and the name of the field that sets it. None and
         -1 mean all tokens that fit."""
-        return None, "max_tokens"
 
     @property
     def num_logprobs(self) -> int | None:
