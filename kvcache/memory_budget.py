@@ -290,10 +290,10 @@ def _within_addresses(
 def slots_within(
     budget: int, slot_bytes: int, max_sequences: int, kv_bytes: int, arena: int | None = None
 ) -> int:
-    """Return the number of state slots: those of as many running sequences as fit into a third
-    of the budget and leave ``kv_bytes`` to K and V, but no more than all sequences can use, and no
-    fewer than one running sequence needs plus one. ``arena`` is the limit in bytes if one
-    allocation holds all slots. Raises BudgetError if the fewest slots take the whole budget."""
+    """Return the number of state slots: as many as fit into a third of the budget and leave
+    ``kv_bytes`` to K and V, but no more than all sequences can use, and no fewer than one running
+    sequence needs plus one. ``arena`` is the limit in bytes if one allocation holds all slots.
+    Raises BudgetError if the fewest slots take the whole budget."""
     fewest = SLOTS_PER_SEQUENCE + 1
     if fewest * slot_bytes >= budget:
         raise BudgetError(
@@ -303,8 +303,7 @@ def slots_within(
     useful = (SLOTS_PER_SEQUENCE + SLOTS_PER_CONVERSATION) * max_sequences
     share = min(int(budget * STATE_SHARE), budget - kv_bytes)
     room = share if arena is None else min(share, arena)
-    whole = room // slot_bytes // SLOTS_PER_SEQUENCE * SLOTS_PER_SEQUENCE
-    return max(fewest, min(useful, whole))
+    return max(fewest, min(useful, room // slot_bytes))
 
 
 def smallest_context(setting: int | None, model_max_len: int) -> int:

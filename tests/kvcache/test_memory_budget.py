@@ -244,7 +244,7 @@ def test_states_take_a_third_and_leave_room_for_as_many_sequences_as_have_slots(
     assert (found.state_bytes, without.state_bytes) == (states, 0)
     assert states == pytest.approx(without.kv_budget_bytes / 3, rel=0.05)
     assert found.kv_budget_bytes + states <= 9.5 * GIB
-    assert found.max_num_seqs * 3 == found.num_slots < 32 * 3
+    assert found.max_num_seqs == found.num_slots // 3 < 32
     assert any(line.startswith("states, at most") for line in found.lines())
     few = plan(request=asked(kv_budget_bytes=5 * SLOT_BYTES), shape=HYBRID)
     assert (few.num_slots, few.max_num_seqs) == (4, 1)
@@ -263,12 +263,12 @@ def test_a_context_that_is_asked_for_takes_memory_from_states_only_if_it_is_long
 
 def test_states_are_not_there_from_the_start_and_on_a_dense_gpu_in_one_buffer() -> None:
     def planned(kv_backend: KVBackend, demand: MemoryDemand = DEMAND) -> MemoryPlan:
-        most = 23 * SLOT_BYTES
+        most = 20 * SLOT_BYTES
         request = replace(REQUEST, kv_backend=kv_backend, max_buffer_bytes=most)
         return plan(demand, request, 4096, HYBRID)
 
     sparse, dense = planned(KVBackend.SPARSE), planned(KVBackend.METAL_DENSE)
-    assert dense.num_slots == 21 < sparse.num_slots
+    assert dense.num_slots == 20 < sparse.num_slots
     from_start = sparse.demand.fixed_bytes + sparse.layout.heap_bytes
     tight = replace(DEMAND, on_gpu=True, available_bytes=from_start - 1)
     assert "a tight fit" in (planned(KVBackend.SPARSE, tight).warning or "")
