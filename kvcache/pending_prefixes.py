@@ -22,7 +22,9 @@ class PendingPrefixes:
 
     def add(self, sequence: CachedSequence, positions: Iterable[int]) -> None:
         """Let others wait until ``sequence`` has computed its first ``position`` blocks, for any of
-        ``positions``."""
+        ``positions``. Do nothing if they may wait for it already."""
+        if sequence in self._digests:
+            return
         digests = [sequence.block_hashes.digests[position - 1] for position in positions]
         self._digests[sequence] = digests
         self._owners |= dict.fromkeys(digests, sequence)

@@ -588,6 +588,19 @@ def test_the_heap_that_the_system_refuses_ahead_of_need_is_asked_for_again() -> 
     assert backend.heaps == 2
 
 
+@pytest.mark.parametrize("cached", [17, 32, 40, 48, 63])
+def test_nobody_waits_for_a_sequence_that_left_however_often_it_was_added(cached: int) -> None:
+    kv, backend = small_manager()
+    write(kv, 1, IDS[:cached])
+    backend.faults.fail_at = backend.faults.calls + 2  # the buffer, then the blocks
+    assert join(kv, 2, IDS)
+    kv.add_pending_prefix(2)
+    assert kv.attach_cached(2) == cached // TOKENS * TOKENS
+    kv.add_pending_prefix(2)
+    kv.close(2)
+    kv.check_invariants()
+
+
 def test_prefixes_are_dropped_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvcache.groups.full.BLOCKS_EVICTED_AT_ONCE", 2)
     kv, backend = small_manager()
