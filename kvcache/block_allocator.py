@@ -90,35 +90,31 @@ class BlockAllocator:
         with self._counting_reserved(own):
             return self._buffers.unmap_last(own.buffer, count)
 
-    def grow(self, own: SequenceBlocks, num_tokens: int) -> int | None:
-        """Map the missing blocks for tokens [0, num_tokens). Return the number of new blocks.
-        Return None and map nothing if too few blocks are available, or if mappings may not change
-        now."""
+    def grow(self, own: SequenceBlocks, num_tokens: int) -> bool:
+        """Map the missing blocks for tokens [0, num_tokens). Return False and map nothing if too
+        few blocks are available, or if mappings may not change now."""
         buffer, needed = own.buffer, self._group.blocks_for(num_tokens)
         if num_tokens > self._group.max_tokens:
-            return None
+            return False
         self.has_waited = self.has_waited or not self._buffers.is_settled(buffer)
         self._settle(own)
         missing = needed - len(buffer.table)
         if missing <= 0:
-            return 0
+            return True
         if missing - own.reserved_blocks > self.available_blocks:
-            return None
+            return False
         if not self.may_map and len(buffer.usable_premapped(missing)) < missing:
             self.wants_mapping_point = True
-            return None
+            return False
         self.has_waited = self.has_waited or self.may_map
         blocks = self._take(own, missing)
         if blocks is None:
-            return None
+            return False
         with self._counting_reserved(own):
             if self._buffers.map(buffer, blocks, writable=True):
-                return missing
+                return True
         self._pool.free_unmapped(blocks)
-        return None
-
-    def shrink(self, own: SequenceBlocks, count: int) -> None:
-        self._pool.free_unmapped(self.cut(own, count))
+        return False
 
     def map_ahead(self, own: SequenceBlocks, end: int, count: int) -> None:
         """Start mapping blocks for later steps. The current one computes the ``count`` tokens
@@ -148,7 +144,7 @@ class BlockAllocator:
         if blocks is not None:
             with self._counting_reserved(own):
                 self._buffers.map(own.buffer, blocks, writable=True)
-            self.shrink(own, spare)
+            self._pool.free_unmapped(self.cut(own, spare))
 
     def _spare_blocks(self, own: SequenceBlocks, end: int) -> int:
         """Return the number of free blocks to map ahead of need, or 0 if enough are mapped."""

@@ -108,9 +108,8 @@ class KVCacheManager:
 
     def _open_at(self, sequence: CachedSequence, position: int, wanted: int) -> bool:
         """Open a sequence in all groups. Return False and leave no mapping if one group fails."""
-        alone = not self._open
         for number, group in enumerate(self._groups):
-            if not group.open(sequence, position, wanted, alone=alone):
+            if not group.open(sequence, position, wanted, alone=not self._open):
                 for opened in self._groups[:number]:
                     opened.truncate(sequence.seq_id, 0)
                     opened.close(sequence.seq_id, self._issued_epoch)
@@ -166,9 +165,12 @@ class KVCacheManager:
 
     def add_pending_prefix(self, seq_id: int) -> None:
         """Let other sequences wait for the blocks that this sequence is going to compute."""
+        sequence = self._open[seq_id]
+        if sequence in self._pending:
+            return  # a later chunk of the same prompt
         first, *others = [group.positions_to_share(seq_id) for group in self._groups]
         positions = [position for position in first if all(position in each for each in others)]
-        self._pending.add(self._open[seq_id], positions)
+        self._pending.add(sequence, positions)
 
     def pending_owner(self, seq_id: int) -> int | None:
         """Return the id of the sequence that will compute this sequence's next blocks, or None."""

@@ -16,15 +16,17 @@ class PendingPrefixes:
     def __bool__(self) -> bool:
         return bool(self._owners)
 
+    def __contains__(self, sequence: CachedSequence) -> bool:
+        return sequence in self._digests
+
     def __iter__(self) -> Iterator[CachedSequence]:
         """The sequences that others may wait for."""
         return iter(set(self._owners.values()))
 
     def add(self, sequence: CachedSequence, positions: Iterable[int]) -> None:
         """Let others wait until ``sequence`` has computed its first ``position`` blocks, for any of
-        ``positions``. Do nothing if they may wait for it already."""
-        if sequence in self._digests:
-            return
+        ``positions``."""
+        assert sequence not in self._digests, f"{sequence.seq_id} is waited for already"
         digests = [sequence.block_hashes.digests[position - 1] for position in positions]
         self._digests[sequence] = digests
         self._owners |= dict.fromkeys(digests, sequence)
@@ -34,7 +36,7 @@ class PendingPrefixes:
         self._owners.pop(digest, None)
 
     def withdraw(self, sequence: CachedSequence) -> None:
-        """Let nobody wait for a sequence any more."""
+        """Remove all blocks of a sequence, which then no other sequence waits for."""
         for digest in self._digests.pop(sequence, ()):
             if self._owners.get(digest) is sequence:
                 del self._owners[digest]

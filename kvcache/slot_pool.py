@@ -217,7 +217,7 @@ class SlotPool:
                 other.retention = Retention.WAYPOINT
 
     def forget(self, slot: Slot, *, evicted: bool) -> None:
-        """Let nobody find a slot any more. ``evicted`` is False if the slot's contents may be
+        """Remove a sealed slot from the index. ``evicted`` is False if the slot's contents may be
         wrong; the removal then does not count as an eviction."""
         assert slot.digest is not None, f"{slot} cannot be found"
         if evicted:

@@ -147,7 +147,7 @@ class FullGroup(KVGroup):
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
         own = self._open[seq_id]
         is_mapped = num_tokens <= own.buffer.mapped_blocks * self._size
-        return is_mapped or self.allocator.grow(own, num_tokens) is not None
+        return is_mapped or self.allocator.grow(own, num_tokens)
 
     @property
     def wants_mapping_point(self) -> bool:

@@ -38,9 +38,6 @@ class Prompt:
         return self.request.params[0]
 
 
-NUM_SEEDS = 2**64
-
-
 @dataclass(frozen=True, slots=True)
 class _Choice:
     """An answer that is being generated."""

@@ -12,7 +12,7 @@ from tests.engine.models.hybrids import FIELDS, QWEN3_5_MOE, QWEN3_NEXT, SPEC
 from tests.families import QWEN3_MOE
 from tests.models import TINY, ModelSpec, write_config
 
-# Fields that are not as they should be (...: missing), and what is said.
+# Invalid fields of config.json (...: the field is missing), and the error messages.
 Rows = list[tuple[dict[str, Any], str]]
 ROPE = FIELDS["rope_parameters"]
 DENSE: Rows = [
