@@ -301,7 +301,7 @@ async def test_a_fault_of_the_front_is_said_with_its_places_and_counted(
     ("does", "body", "status", "error"),
     [
         ({}, {"die": 9}, 503, "model_ended"),
-        ({}, {"die": 9, "stream": True}, 200, "model_ended"),
+        ({"load_s": 0.3}, {"die": 9, "stream": True}, 200, "model_ended"),
         ({}, {"stream": True, "die_after": 1, "pause_s": 0.05}, 200, "model_ended"),
         ({}, {"die_after": 0, "pause_s": 0.05}, 200, "model_ended"),
         ({"fail": "it is broken"}, {}, 503, "model_not_loaded"),
