@@ -239,7 +239,7 @@ def fit(
         layout = _layout(request, shape, max_len, budget, system_page_bytes)
     sequences = min(request.max_num_seqs, capacity // layout.tokens_per_block)
     if num_slots:
-        sequences = min(sequences, num_slots // SLOTS_PER_SEQUENCE)
+        sequences = min(sequences, sequences_within(num_slots))
     heaps = heaps if arena is None else sequences  # an arena has one heap per sequence
     note = None
     if clamped and (max_len, sequences) != (set_len or model_max_len, request.max_num_seqs):
@@ -291,9 +291,10 @@ def slots_within(
     budget: int, slot_bytes: int, max_sequences: int, kv_bytes: int, arena: int | None = None
 ) -> int:
     """Return the number of state slots: as many as fit into a third of the budget and leave
-    ``kv_bytes`` to K and V, but no more than all sequences can use, and no fewer than one running
-    sequence needs plus one. ``arena`` is the limit in bytes if one allocation holds all slots.
-    Raises BudgetError if the fewest slots take the whole budget."""
+    ``kv_bytes`` to K and V, in multiples of what a sequence needs, but no more than all sequences
+    can use, and no fewer than one running sequence needs plus one. ``arena`` is the limit in bytes
+    if one allocation holds all slots. Raises BudgetError if the fewest slots take the whole
+    budget."""
     fewest = SLOTS_PER_SEQUENCE + 1
     if fewest * slot_bytes >= budget:
         raise BudgetError(
@@ -303,7 +304,15 @@ def slots_within(
     useful = (SLOTS_PER_SEQUENCE + SLOTS_PER_CONVERSATION) * max_sequences
     share = min(int(budget * STATE_SHARE), budget - kv_bytes)
     room = share if arena is None else min(share, arena)
-    return max(fewest, min(useful, room // slot_bytes))
+    slots = min(useful, room // slot_bytes)
+    return max(fewest, slots - slots % SLOTS_PER_SEQUENCE)
+
+
+def sequences_within(num_slots: int) -> int:
+    """Return the number of sequences that may run. One sequence's slots are left for states that
+    later prompts continue from, unless that leaves less than a chat and a request beside it."""
+    whole = num_slots // SLOTS_PER_SEQUENCE
+    return max(min(2, whole), whole - 1)
 
 
 def smallest_context(setting: int | None, model_max_len: int) -> int:

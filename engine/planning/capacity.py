@@ -19,8 +19,13 @@ from engine.planning.memory import (
 )
 from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVLayout, dense_layout, grouped_layout, paged_layout
-from kvcache.memory_budget import BudgetError, MemoryDemand, slots_within, smallest_context
-from kvcache.slot_pool import SLOTS_PER_SEQUENCE
+from kvcache.memory_budget import (
+    BudgetError,
+    MemoryDemand,
+    sequences_within,
+    slots_within,
+    smallest_context,
+)
 
 CHUNK_TOKENS = 256
 
@@ -48,7 +53,7 @@ class Allocation:
         layout = self.layout
         held = room.kv_bytes // layout.heap_bytes * layout.heap_tokens
         by_kv = held // layout.tokens_per_block // layout.blocks_for(tokens)
-        return by_kv if room.num_slots is None else min(by_kv, room.num_slots // SLOTS_PER_SEQUENCE)
+        return by_kv if room.num_slots is None else min(by_kv, sequences_within(room.num_slots))
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,18 +238,30 @@ assert HYBRID.slot is not None
 SLOT_BYTES = HYBRID.slot.slot_bytes
 
 
-def test_states_take_a_third_and_leave_room_for_as_many_sequences_as_have_slots() -> None:
+def test_states_take_a_third_of_the_memory() -> None:
     found, without = plan(shape=HYBRID), plan()
     states = found.num_slots * SLOT_BYTES
     assert (found.state_bytes, without.state_bytes) == (states, 0)
     assert states == pytest.approx(without.kv_budget_bytes / 3, rel=0.05)
     assert found.kv_budget_bytes + states <= 9.5 * GIB
-    assert found.max_num_seqs == found.num_slots // 3 < 32
+    assert found.max_num_seqs == found.num_slots // 3 - 1 < 32
     assert any(line.startswith("states, at most") for line in found.lines())
     few = plan(request=asked(kv_budget_bytes=5 * SLOT_BYTES), shape=HYBRID)
     assert (few.num_slots, few.max_num_seqs) == (4, 1)
     with pytest.raises(BudgetError, match="the states of one sequence need 4 slots of"):
         plan(request=asked(kv_budget_bytes=4 * SLOT_BYTES), shape=HYBRID)
+
+
+@pytest.mark.parametrize(
+    ("room", "slots", "sequences"),
+    [(4, 4, 1), (5, 4, 1), (6, 6, 2), (8, 6, 2), (9, 9, 2), (13, 12, 3), (14, 12, 3), (31, 30, 9)],
+)
+def test_the_slots_of_one_sequence_are_left_for_states_that_later_prompts_continue_from(
+    room: int, slots: int, sequences: int
+) -> None:
+    budget = 3 * room * SLOT_BYTES + 1
+    few = plan(request=asked(kv_budget_bytes=budget, max_model_len=64), shape=HYBRID)
+    assert (few.num_slots, few.max_num_seqs) == (slots, sequences)
 
 
 def test_a_context_that_is_asked_for_takes_memory_from_states_only_if_it_is_long() -> None:
@@ -268,7 +280,7 @@ def test_states_are_not_there_from_the_start_and_on_a_dense_gpu_in_one_buffer() 
         return plan(demand, request, 4096, HYBRID)
 
     sparse, dense = planned(KVBackend.SPARSE), planned(KVBackend.METAL_DENSE)
-    assert dense.num_slots == 20 < sparse.num_slots
+    assert dense.num_slots == 18 < sparse.num_slots
     from_start = sparse.demand.fixed_bytes + sparse.layout.heap_bytes
     tight = replace(DEMAND, on_gpu=True, available_bytes=from_start - 1)
     assert "a tight fit" in (planned(KVBackend.SPARSE, tight).warning or "")
