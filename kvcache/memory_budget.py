@@ -291,10 +291,10 @@ def slots_within(
     budget: int, slot_bytes: int, max_sequences: int, kv_bytes: int, arena: int | None = None
 ) -> int:
     """Return the number of state slots: as many as fit into a third of the budget and leave
-    ``kv_bytes`` to K and V, in multiples of what a sequence needs, but no more than all sequences
-    can use, and no fewer than one running sequence needs plus one. ``arena`` is the limit in bytes
-    if one allocation holds all slots. Raises BudgetError if the fewest slots take the whole
-    budget."""
+    ``kv_bytes`` to K and V, but no more than all sequences can use, and no fewer than one running
+    sequence needs plus one. From three sequences on, they are multiples of a sequence's slots.
+    ``arena`` is the limit in bytes if one allocation holds all slots. Raises BudgetError if the
+    fewest slots take the whole budget."""
     fewest = SLOTS_PER_SEQUENCE + 1
     if fewest * slot_bytes >= budget:
         raise BudgetError(
@@ -305,7 +305,9 @@ def slots_within(
     share = min(int(budget * STATE_SHARE), budget - kv_bytes)
     room = share if arena is None else min(share, arena)
     slots = min(useful, room // slot_bytes)
-    return max(fewest, slots - slots % SLOTS_PER_SEQUENCE)
+    if slots >= 3 * SLOTS_PER_SEQUENCE:
+        slots -= slots % SLOTS_PER_SEQUENCE
+    return max(fewest, slots)
 
 
 def sequences_within(num_slots: int) -> int:

@@ -254,7 +254,7 @@ def test_states_take_a_third_of_the_memory() -> None:
 
 @pytest.mark.parametrize(
     ("room", "slots", "sequences"),
-    [(4, 4, 1), (5, 4, 1), (6, 6, 2), (8, 6, 2), (9, 9, 2), (13, 12, 3), (14, 12, 3), (31, 30, 9)],
+    [(4, 4, 1), (5, 5, 1), (6, 6, 2), (8, 8, 2), (9, 9, 2), (13, 12, 3), (14, 12, 3), (31, 30, 9)],
 )
 def test_the_slots_of_one_sequence_are_left_for_states_that_later_prompts_continue_from(
     room: int, slots: int, sequences: int
