@@ -88,11 +88,16 @@ class StepMeter:
     """Collects the engine's measurements. Only the engine's thread may write."""
 
     def __init__(self) -> None:
+        self.num_retired = 0
+        """The number of steps that were read or have failed."""
+        self.step_seconds = 0.0
+        """The time of the newest step that was read."""
         self._seconds = Histogram(STEP_BOUNDS_S)
         self._sequences = Histogram(SEQUENCE_BOUNDS)
         self._queue = Histogram(QUEUE_BOUNDS_S)
 
     def step_ran(self, seconds: float, sequences: int) -> None:
+        self.step_seconds = seconds
         self._seconds.observe(seconds)
         self._sequences.observe(sequences)
 

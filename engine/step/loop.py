@@ -1,5 +1,5 @@
-"""The engine's loop, on the only thread that uses MLX: receives messages, runs steps, emits events,
-checks the model's health, and releases idle memory."""
+"""The engine's loop, on the only thread that uses MLX: receives messages, runs steps, emits events.
+Around its steps, the loop checks the model's health, releases memory, and makes statistics."""
 
 import logging
 import queue
@@ -11,26 +11,13 @@ from contextlib import ExitStack, suppress
 from engine.config import EngineConfig
 from engine.figures import MlxMemory, SchedulerCounters, StepMeter
 from engine.journal import Journal
-from engine.machine import PressureLevel
 from engine.memory_map import MemoryMap, report_first
 from engine.messages import Abort, CheckModel, GetMemoryMap, Message, SetKVLimit, SetMemoryPressure
 from engine.step.constraints import sampling_state
-from engine.step.pipeline import (
-    CancelledStep,
-    CompletedStep,
-    MappingPoints,
-    RetiredStep,
-    StepPipeline,
-)
-from engine.step.plan import (
-    NO_STEP,
-    NOT_FINITE,
-    Outcome,
-    PendingState,
-    RowError,
-    StepPlan,
-    StepRunner,
-)
+from engine.step.health_check import HEALTH_CHECK_ID, ModelHealthCheck
+from engine.step.memory_release import MemoryRelease
+from engine.step.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
+from engine.step.plan import NO_STEP, PendingState, StepPlan, StepRunner
 from engine.step.scheduler import Scheduler
 from engine.types import (
     EngineLimits,
@@ -46,10 +33,6 @@ from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
 
-# An idle loop waits this long for a message before it releases unused memory again, and longer
-# once there is nothing more to release.
-IDLE_POLL_S = 0.1
-SETTLED_POLL_S = 5.0
 # The loop waits this long for a message while sequences wait for memory that is being freed.
 STALLED_POLL_S = 0.001
 # Statistics are updated after this interval, and in each step that begins a request.
@@ -61,67 +44,10 @@ REFUSED = (
     "`quire doctor` has run"
 )
 Emit = Callable[[list[TokenEvent]], None]
-# The id of the health check's request. Clients' requests have ids from 1 on.
-HEALTH_CHECK_ID = 0
-# Lower than any other priority value, so that the health check runs first.
-HEALTH_CHECK_PRIORITY = -(2**31)
-
-
-class ModelFailedError(RuntimeError):
-    """The model's output in a health check was not finite."""
-
-
-class ModelHealthCheck:
-    """Checks the model by a small request, after a step without a finite output.
-
-    A single request may have output that is not finite, and fails alone. If a whole step has no
-    finite output, the model may be broken. Then the check computes the token that follows token 0.
-    """
-
-    def __init__(self, submit: Callable[[Request], None], *, pooling: bool) -> None:
-        """``submit`` queues a request. With ``pooling``, the model makes vectors, not tokens."""
-        self._submit = submit
-        self._pooling = pooling
-        self.is_running = False
-        """True from the submission of the check's request until the request ends."""
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Start a check if a step has outcomes, and none of the outcomes is finite."""
-        if outcomes and all(isinstance(each, RowError) and each == NOT_FINITE for each in outcomes):
-            self.start()
-
-    def start(self) -> None:
-        """Submit the check's request, unless a check is running."""
-        if self.is_running:
-            return
-        self.is_running = True
-        params = SamplingParams(max_tokens=0 if self._pooling else 1, temperature=0.0)
-        self._submit(
-            Request(
-                (0,),
-                (params,),
-                request_id=HEALTH_CHECK_ID,
-                priority=HEALTH_CHECK_PRIORITY,
-                pooling=self._pooling,
-            )
-        )
-
-    def take_own(self, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Return the events of clients' requests. Raises ModelFailedError after a failed check."""
-        if not self.is_running:
-            return events
-        for event in events:
-            if event.request_id == HEALTH_CHECK_ID and event.finish is not None:
-                self.is_running = False
-                if event.message == NOT_FINITE.message:
-                    raise ModelFailedError(
-                        "the model cannot decode: all of its output is not finite"
-                    )
-        return [event for event in events if event.request_id != HEALTH_CHECK_ID]
 
 
 class EngineLoop:
-    """Runs steps, checks the model's health, releases idle memory, and makes statistics."""
+    """Runs the engine's steps until a Stop message."""
 
     def __init__(
         self,
@@ -141,21 +67,17 @@ class EngineLoop:
         self._scheduler = scheduler
         self._kv = kv
         self._runner = runner
-        self._config = config
+        self._checks_every_step = config.check_every_step
         self._emit = emit
         self._clock = clock
         self._mlx_memory = mlx_memory
         self._journal = Journal() if journal is None else journal
         self._session = ExitStack()
         self._session.enter_context(self._journal.session())
-        self._pipeline = StepPipeline(runner, clock, MappingPoints(kv, clock))
+        self._pipeline = StepPipeline(runner, kv, clock, max_depth=2 if config.overlap else 1)
         self._mask_thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._woken_by: Message | None = None
         self._stopping = False
-        self._idle_since: float | None = None
-        self._is_settled = False
-        """True after an idle poll that has changed nothing in the memory of K and V."""
-        self._check_due = False
+        self._memory = MemoryRelease(scheduler, kv, runner, config)
         self._stats_at = float("-inf")
         pooling = self.limits.embedding_size is not None
         self._health_check = ModelHealthCheck(scheduler.add, pooling=pooling)
@@ -166,9 +88,11 @@ class EngineLoop:
     def limits(self) -> EngineLimits:
         return self._scheduler.limits
 
+    # --- a step ---------------------------------------------------------------------------------
+
     def step(self) -> bool:
-        """Launch the next step, then retire (read) the previous step. If ``config.overlap`` is
-        False, retire the new step, too. Return True if any step was launched or retired."""
+        """Launch the next step, then retire (read) the previous step. Return True if any step was
+        launched or retired."""
         events = self._receive()
         plan = self._next_plan()
         retired = self._pipeline.advance(plan)
@@ -176,108 +100,33 @@ class EngineLoop:
         state = self._begin_state(plan)
         self._publish([*plan.refused, *events])
         self._pipeline.flush(state)
-        if not self._config.overlap:
-            self._finish()
         self._kv.step_completed(self._runner.completed_epoch)
         return bool(plan.entries or retired)
 
-    def run_once(self) -> bool:
-        """Run a step, then release idle memory and update statistics. Return the step's result."""
-        if self.busy_since is None:
-            self.busy_since = self._clock()
-        retired = self._pipeline.num_retired
-        worked = self.step()
-        self._housekeep(busy=worked or self._stalled)
-        self._mark_progress(worked, self._pipeline.num_retired > retired)
-        return worked
-
-    def run(self) -> None:
-        """Run steps until a Stop message."""
-        try:
-            while not self._stopping:
-                if not self.run_once() and not self._stopping:
-                    self._wait()
-            self._finish()
-        except Exception as error:
-            self._journal.record(error, self._running_prompts())
-            raise
-
-    def _running_prompts(self) -> list[tuple[int, ...]]:
-        running = list(self._scheduler.sequences[0])
-        return [each.request.prompt_ids for each in running if each.seq_id != HEALTH_CHECK_ID]
-
-    def record_hang(self) -> BackendFailedError | None:
-        """Write to disk what runs in a step that hangs. Return a fault of the memory for K and V
-        that may be the cause, or None. Any thread may call this."""
-        fault = self._kv.backend_fault()
-        self._journal.record(fault or EngineStuckError(), self._running_prompts())
-        return fault
-
-    def close(self) -> None:
-        """Free the device's memory. Call this last, on the loop's thread."""
-        with suppress(Exception):
-            self._pipeline.retire(0)
-        if not self._kv.shut_down():
-            log.error("the device did not answer at the end: its memory is left to the system")
-        self._session.close()
-
-    def warm_up(self, prompts: Sequence[int], answer_tokens: int = WARM_UP_TOKENS) -> float:
-        """Run requests with prompts of these lengths together, to prepare kernels and memory.
-        Return the seconds of the last step. Raises RuntimeError if a request fails."""
-        pooling = self.limits.embedding_size is not None
-        params = SamplingParams(max_tokens=0 if pooling else answer_tokens, temperature=0.0)
-        for number, length in enumerate(prompts, HEALTH_CHECK_ID):
-            # Prompts that differ share no prefix.
-            ids = (number % self.limits.vocab_size,) * length
-            self._scheduler.add(Request(ids, (params,), request_id=number, pooling=pooling))
-        events: list[TokenEvent] = []
-        emit, self._emit = self._emit, events.extend
-        # Wait until all blocks are free: a block freed after ``evict_prefixes`` would stay cached.
-        try:
-            while self.run_once() or self._kv.recovering:
-                pass
-        except Exception as error:
-            self._journal.record(error)
-            raise
-        self._emit = emit
-        self._kv.evict_prefixes()
-        self._scheduler.counters = SchedulerCounters()
-        self._scheduler.sharing.take_decisions()
-        self._pipeline.meter = StepMeter()
-        self._pipeline.num_retired = 0
-        broken = [event.message for event in events if event.message]
-        if broken:
-            raise RuntimeError(f"the model cannot decode: {broken[0]}")
-        ended = sum(event.finish is not None for event in events)
-        assert ended == len(prompts), "a first request has not ended"
-        return self._pipeline.step_seconds
-
-    @property
-    def _stalled(self) -> bool:
-        """Return True if the engine has sequences. If no step runs, they wait for memory."""
-        return self._scheduler.num_running + self._scheduler.num_waiting > 0
-
-    # --- the parts of a step --------------------------------------------------------------------
-
     def _receive(self) -> list[TokenEvent]:
-        """Handle all messages in the mailbox; return the last events of aborted requests."""
+        """Handle all messages in the mailbox. Return events of requests that ended by them."""
         events: list[TokenEvent] = []
-        while (message := self._next_message()) is not None:
-            if isinstance(message, Request):
-                events += self._add(message)
-            elif isinstance(message, Abort):
-                events += self._scheduler.abort(message.request_id)
-            elif isinstance(message, SetMemoryPressure):
-                self._set_memory_pressure(message.level)
-            elif isinstance(message, SetKVLimit):
-                message.answer(self._kv.set_limit(message.limit_bytes))
-            elif isinstance(message, CheckModel):
-                self._health_check.start()
-            elif isinstance(message, GetMemoryMap):
-                message.answer(self._memory_map())
-            else:
-                self._stopping = True
+        with suppress(queue.Empty):
+            while True:
+                events += self._handle(self.mailbox.get_nowait())
         return events
+
+    def _handle(self, message: Message) -> list[TokenEvent]:
+        if isinstance(message, Request):
+            return self._add(message)
+        if isinstance(message, Abort):
+            return self._scheduler.abort(message.request_id)
+        if isinstance(message, SetMemoryPressure):
+            self._memory.set_pressure(message.level)
+        elif isinstance(message, SetKVLimit):
+            message.answer(self._kv.set_limit(message.limit_bytes))
+        elif isinstance(message, CheckModel):
+            self._health_check.start()
+        elif isinstance(message, GetMemoryMap):
+            message.answer(self._memory_map())
+        else:
+            self._stopping = True
+        return []
 
     def _add(self, request: Request) -> list[TokenEvent]:
         """Queue a request, or return its answers' errors if it has ended the engine before."""
@@ -288,15 +137,6 @@ class EngineLoop:
             return [error._replace(request_id=answer_id) for answer_id in request.answer_ids]
         self._scheduler.add(request, alone=trust == "alone")
         return []
-
-    def _next_message(self) -> Message | None:
-        message, self._woken_by = self._woken_by, None
-        if message is not None:
-            return message
-        try:
-            return self.mailbox.get_nowait()
-        except queue.Empty:
-            return None
 
     def _next_plan(self) -> StepPlan:
         if not self._pipeline.may_launch():
@@ -331,16 +171,88 @@ class EngineLoop:
                 events += self._scheduler.fail(step.plan, STEP_FAILED)
         return events
 
-    def _finish(self) -> None:
-        """Read the step in flight, apply its outcome, and emit the events."""
-        self._publish(self._commit(self._pipeline.retire(0)))
-
     def _publish(self, events: list[TokenEvent]) -> None:
         others = self._health_check.take_own(events)
         if others:
             self._emit(others)
 
-    # --- between steps: memory and statistics ---------------------------------------------------
+    # --- around the steps -----------------------------------------------------------------------
+
+    def run_once(self) -> bool:
+        """Run a step, then release idle memory and update statistics. Return the step's result."""
+        if self.busy_since is None:
+            self.busy_since = self._clock()
+        num_retired = self._pipeline.meter.num_retired
+        worked = self.step()
+        self._housekeep(busy=worked or self._stalled)
+        self._mark_progress(worked, self._pipeline.meter.num_retired > num_retired)
+        return worked
+
+    def run(self) -> None:
+        """Run steps until a Stop message."""
+        try:
+            while not self._stopping:
+                if not self.run_once() and not self._stopping:
+                    self._wait()
+            self._publish(self._commit(self._pipeline.drain()))
+        except Exception as error:
+            self._journal.record(error, self._running_prompts())
+            raise
+
+    def _running_prompts(self) -> list[tuple[int, ...]]:
+        running = list(self._scheduler.sequences[0])
+        return [each.request.prompt_ids for each in running if each.seq_id != HEALTH_CHECK_ID]
+
+    def record_hang(self) -> BackendFailedError | None:
+        """Write to disk what runs in a step that hangs. Return a fault of the memory for K and V
+        that may be the cause, or None. Any thread may call this."""
+        fault = self._kv.backend_fault()
+        self._journal.record(fault or EngineStuckError(), self._running_prompts())
+        return fault
+
+    def close(self) -> None:
+        """Free the device's memory. Call this last, on the loop's thread."""
+        with suppress(Exception):
+            self._pipeline.drain()
+        if not self._kv.shut_down():
+            log.error("the device did not answer at the end: its memory is left to the system")
+        self._session.close()
+
+    def warm_up(self, prompts: Sequence[int], answer_tokens: int = WARM_UP_TOKENS) -> float:
+        """Run requests with prompts of these lengths together, to prepare kernels and memory.
+        Return the seconds of the last step. Raises RuntimeError if a request fails."""
+        pooling = self.limits.embedding_size is not None
+        params = SamplingParams(max_tokens=0 if pooling else answer_tokens, temperature=0.0)
+        for number, length in enumerate(prompts, HEALTH_CHECK_ID):
+            # Prompts that differ share no prefix.
+            ids = (number % self.limits.vocab_size,) * length
+            self._scheduler.add(Request(ids, (params,), request_id=number, pooling=pooling))
+        events: list[TokenEvent] = []
+        emit, self._emit = self._emit, events.extend
+        # Wait until all blocks are free: a block freed after ``evict_prefixes`` would stay cached.
+        try:
+            while self.run_once() or self._kv.recovering:
+                pass
+        except Exception as error:
+            self._journal.record(error)
+            raise
+        self._emit = emit
+        self._kv.evict_prefixes()
+        self._scheduler.counters = SchedulerCounters()
+        self._scheduler.sharing.take_decisions()
+        seconds = self._pipeline.meter.step_seconds
+        self._pipeline.meter = StepMeter()
+        broken = [event.message for event in events if event.message]
+        if broken:
+            raise RuntimeError(f"the model cannot decode: {broken[0]}")
+        ended = sum(event.finish is not None for event in events)
+        assert ended == len(prompts), "a first request has not ended"
+        return seconds
+
+    @property
+    def _stalled(self) -> bool:
+        """Return True if the engine has sequences. If no step runs, they wait for memory."""
+        return self._scheduler.num_running + self._scheduler.num_waiting > 0
 
     def _mark_progress(self, worked: bool, has_retired: bool) -> None:
         if self._pipeline.depth:
@@ -350,55 +262,20 @@ class EngineLoop:
 
     def _housekeep(self, busy: bool) -> None:
         now = self._clock()
-        if busy:
-            self._idle_since = None
-        elif self._idle_since is None:
-            self._idle_since = now
-            self._check_due = True
-        else:
-            self._release_idle_memory(now - self._idle_since)
-        if busy and self._config.check_every_step:
+        self._memory.update(now, busy=busy)
+        if busy and self._checks_every_step:
             self._kv.check_invariants()
         if not busy or now - self._stats_at >= STATS_INTERVAL_S:
             self._stats_at = now
-            if self._scheduler.holds_back and self._kv.releases_memory:
-                self._kv.evict_prefixes()
-            stats = self._snapshot()
-            self._is_settled = not busy and stats.kv == self.stats.kv and not self._kv.recovering
-            self.stats = stats
-
-    def _set_memory_pressure(self, level: int) -> None:
-        """Under memory pressure, release unused memory and admit no sequence beside running ones.
-        On a GPU, a warning releases only free heaps, because macOS warns of every larger model."""
-        least = PressureLevel.WARNING if self._kv.releases_at_any_time else PressureLevel.CRITICAL
-        self._scheduler.holds_back = level >= least
-        self._kv.set_memory_pressure(short=level > PressureLevel.NORMAL)
-        if self._scheduler.holds_back and self._kv.releases_memory:
-            self._kv.evict_prefixes()
-        if self._scheduler.holds_back:
-            self._runner.release_cache()
-
-    def _release_idle_memory(self, idle_s: float) -> None:
-        if idle_s < self._config.idle_release_s:
-            return
-        if idle_s >= self._config.prefix_keep_s:
-            self._kv.evict_prefixes()
-        self._kv.release_idle_memory()
-        if self._check_due:
-            self._check_due = False
-            self._runner.release_cache()
-            self._kv.check_invariants()
+            self._memory.evict_under_pressure()
+            kv, self.stats = self.stats.kv, self._snapshot()
+            self._memory.is_settled = not busy and self.stats.kv == kv and not self._kv.recovering
 
     def _wait(self) -> None:
-        timeout_s = STALLED_POLL_S if self._stalled else IDLE_POLL_S
-        if self._idle_since is not None and self._is_settled:
-            idle_s = self._clock() - self._idle_since
-            limits = (self._config.idle_release_s, self._config.prefix_keep_s)
-            timeout_s = min((SETTLED_POLL_S, *(s - idle_s for s in limits if s > idle_s)))
-        try:
-            self._woken_by = self.mailbox.get(timeout=timeout_s)
-        except queue.Empty:
-            return
+        """Wait for a message, or until memory can be released or a stalled sequence can run."""
+        timeout_s = STALLED_POLL_S if self._stalled else self._memory.poll_s(self._clock())
+        with suppress(queue.Empty):
+            self._publish(self._handle(self.mailbox.get(timeout=timeout_s)))
 
     def last_stats(self) -> EngineStats:
         """Return statistics after a fault, or the previous statistics if making new ones fails."""
@@ -412,11 +289,11 @@ class EngineLoop:
         return MemoryMap(self.stats, self._kv.memory_map(), running, waiting)
 
     def _snapshot(self) -> EngineStats:
-        counters = self._scheduler.counters
+        counters, meter = self._scheduler.counters, self._pipeline.meter
         return EngineStats(
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
-            steps=self._pipeline.num_retired,
+            steps=meter.num_retired,
             prompt_tokens=counters.prompt_tokens,
             submitted_prompt_tokens=counters.submitted_prompt_tokens,
             cached_prompt_tokens=counters.cached_prompt_tokens,
@@ -427,10 +304,10 @@ class EngineLoop:
             failed_rows=counters.failed_rows,
             wasted_rows=counters.wasted_rows,
             token_budget=self._scheduler.budget.tokens,
-            step_seconds=self._pipeline.step_seconds,
+            step_seconds=meter.step_seconds,
             copied_bytes=self._kv.copied_bytes,
             command_buffers=self._kv.command_buffers,
-            measured=self._pipeline.meter.snapshot,
+            measured=meter.snapshot,
             mlx=self._mlx_memory(),
             kv=self._kv.stats(),
         )

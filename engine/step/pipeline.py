@@ -1,4 +1,5 @@
-"""Launches and reads steps. Two may be in flight (begun, not read), to keep the device busy."""
+"""Launches and reads steps. Two may be in flight (begun, not read), to keep the device busy. Now
+and then none is in flight (a mapping point), so that memory can be mapped."""
 
 import logging
 from collections import deque
@@ -18,8 +19,8 @@ log = logging.getLogger(__name__)
 FAILURE_WINDOW_S = 60.0
 # Errors that end the engine at once.
 FATAL = (AssertionError, BackendFailedError, EngineFailedError)
-# A mapping point is a pause without steps in flight, to map memory. To serve several sequences in
-# one pause, delay it by PATIENCE times the last pause, but at most by LONGEST_PATIENCE_S.
+# To map memory for several sequences in one mapping point, delay it by PATIENCE times the length of
+# the last one, but at most by LONGEST_PATIENCE_S.
 PATIENCE = 20
 LONGEST_PATIENCE_S = 0.15
 
@@ -58,8 +59,7 @@ class _Launched:
 
 
 class MappingPoints:
-    """Decides when to pause. In a pause (mapping point) no step is in flight, so that memory can be
-    mapped. Measures the length of each pause."""
+    """Decides when mapping points are due, by the time that the last one took."""
 
     def __init__(self, kv: KVCacheManager, clock: Callable[[], float]) -> None:
         self._kv = kv
@@ -69,7 +69,6 @@ class MappingPoints:
         self._began_s: float | None = None
 
     def is_due(self) -> bool:
-        """Return True if a mapping point must come before the next step."""
         if not self._kv.wants_mapping_point:
             self._wanted_s = None
             return False
@@ -79,12 +78,12 @@ class MappingPoints:
         return now - self._wanted_s >= min(PATIENCE * self._took_s, LONGEST_PATIENCE_S)
 
     def begin(self) -> None:
-        """Begin to measure a pause if one is wanted. Call this when no step is in flight."""
+        """Begin a mapping point if one is wanted. Call this when no step is in flight."""
         if self._kv.wants_mapping_point:
             self._began_s, self._wanted_s = self._clock(), None
 
     def end(self) -> None:
-        """End the measurement of a pause. Call this after a step has been launched."""
+        """End the mapping point, if any. Call this after a step has been launched."""
         if self._began_s is not None:
             self._took_s = self._clock() - self._began_s
             self._began_s = None
@@ -94,16 +93,14 @@ class StepPipeline:
     """Launches steps, retires (reads) them in order, and measures their time."""
 
     def __init__(
-        self, runner: StepRunner, clock: Callable[[], float], points: MappingPoints
+        self, runner: StepRunner, kv: KVCacheManager, clock: Callable[[], float], max_depth: int = 2
     ) -> None:
+        """At most ``max_depth`` steps are in flight: 1 or 2."""
         self.meter = StepMeter()
-        self.num_retired = 0
-        """The number of steps that have been read or have failed."""
-        self.step_seconds = 0.0
-        """The time of the newest completed step."""
         self._runner = runner
         self._clock = clock
-        self._points = points
+        self._points = MappingPoints(kv, clock)
+        self._max_depth = max_depth
         self._launched: deque[_Launched] = deque()
         self._retired_s = float("-inf")
         self._failed_s: float | None = None
@@ -114,27 +111,24 @@ class StepPipeline:
         return len(self._launched)
 
     def may_launch(self) -> bool:
-        """Return False while a failed step is not retired, or while steps in flight must end before
-        a mapping point (pause to map memory). Return True otherwise."""
-        if any(launched.step is None for launched in self._launched):
-            return False
-        return not (self._launched and self._points.is_due())
+        """Return False while the steps in flight must be retired first: because there may be no
+        more of them, because one has failed, or because a mapping point is due."""
+        if not self._launched:
+            return True
+        has_failed = any(launched.step is None for launched in self._launched)
+        return not (has_failed or self.depth == self._max_depth or self._points.is_due())
 
     def advance(self, plan: StepPlan) -> list[RetiredStep]:
-        """Launch the plan's step, if any; retire all earlier steps. Raises as ``launch`` does."""
-        self.launch(plan)
-        retired = self.retire(1 if plan.entries else 0)
+        """Launch the plan's step and retire all earlier steps. An empty plan launches nothing.
+        Raises EngineFailedError if two steps have failed within FAILURE_WINDOW_S."""
         if plan.entries:
-            self._points.end()
+            self._launch(plan)
+        retired = self._retire(1 if plan.entries else 0)
         if not self._launched:
             self._points.begin()
         return retired
 
-    def launch(self, plan: StepPlan) -> None:
-        """Begin the plan's step if the plan has entries. Raises EngineFailedError if two steps have
-        failed within FAILURE_WINDOW_S."""
-        if not plan.entries:
-            return
+    def _launch(self, plan: StepPlan) -> None:
         started_s = self._clock()
         for submitted_s in plan.begun:
             if submitted_s is not None:
@@ -147,10 +141,11 @@ class StepPipeline:
         except Exception as error:
             self._note_failure(error)
         self._launched.append(launched)
+        self._points.end()
 
     def flush(self, state: PendingState | None) -> None:
         """Submit the rest of the step in flight, if any, to the device. Call this when all earlier
-        steps are retired. Raises the same errors as ``launch``."""
+        steps are retired. Raises as ``advance`` does."""
         if not self._launched:
             return
         (launched,) = self._launched
@@ -163,24 +158,29 @@ class StepPipeline:
             self._note_failure(error)
             launched.step = None
 
-    def retire(self, max_left: int) -> list[RetiredStep]:
-        """Read the oldest steps until at most ``max_left`` steps are in flight. Retire more steps
-        while the oldest step has failed. Raises the same errors as ``launch``."""
+    def drain(self) -> list[RetiredStep]:
+        """Retire all steps in flight. Raises as ``advance`` does."""
+        return self._retire(0)
+
+    def _retire(self, max_left: int) -> list[RetiredStep]:
+        """Retire the oldest steps until at most ``max_left`` steps are in flight, and the oldest
+        of them has not failed."""
         retired: list[RetiredStep] = []
         while self.depth > max_left or (self._launched and self._launched[0].step is None):
-            retired += self._retire(self._launched.popleft())
+            retired += self._retire_oldest()
         return retired
 
-    def _retire(self, launched: _Launched) -> list[RetiredStep]:
+    def _retire_oldest(self) -> list[RetiredStep]:
+        launched = self._launched.popleft()
         outcomes = self._read(launched)
-        self.num_retired += 1
+        self.meter.num_retired += 1
         if outcomes is None:
             return [*self._cancel_later_steps(), FailedStep(launched.plan)]
         now = self._clock()
-        self.step_seconds = now - max(launched.started_s, self._retired_s)
+        seconds = now - max(launched.started_s, self._retired_s)
         self._retired_s = now
-        self.meter.step_ran(self.step_seconds, len(launched.plan.entries))
-        return [CompletedStep(launched.plan, outcomes, self.step_seconds)]
+        self.meter.step_ran(seconds, len(launched.plan.entries))
+        return [CompletedStep(launched.plan, outcomes, seconds)]
 
     def _read(self, launched: _Launched) -> Sequence[Outcome] | None:
         """Return the step's outcomes, or None if the step has failed."""

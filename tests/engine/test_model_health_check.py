@@ -3,7 +3,8 @@
 import pytest
 
 from engine.messages import CheckModel
-from engine.step.loop import HEALTH_CHECK_ID, EngineLoop, ModelFailedError, ModelHealthCheck
+from engine.step.health_check import HEALTH_CHECK_ID, ModelFailedError, ModelHealthCheck
+from engine.step.loop import EngineLoop
 from engine.step.plan import NOT_FINITE, RowError, Scores, Token
 from engine.types import FinishReason, Request, TokenEvent
 from tests.engines import SHAPE, VOCAB, Answers, greedy, recall_loop, request_of, run_dry
@@ -102,7 +103,8 @@ def test_a_check_that_is_in_a_failed_step_is_nobodys_end() -> None:
         ),
     )
     loop.mailbox.put(greedy(1, [POISON], 5))
-    loop.run_once()
+    for _ in range(2):
+        loop.run_once()
     assert loop._health_check.is_running
     loop.mailbox.put(greedy(2, [POISON + 1], 5))
     run_dry(loop)

@@ -13,7 +13,7 @@ from itertools import count
 from random import Random
 from typing import Any, NamedTuple
 
-from engine.step.loop import HEALTH_CHECK_ID
+from engine.step.health_check import HEALTH_CHECK_ID
 from engine.step.plan import (
     NOT_FINITE,
     Opened,

@@ -12,7 +12,9 @@ from random import Random
 from engine.client import TokenStream
 from engine.machine import PressureLevel
 from engine.messages import Abort, SetKVLimit, SetMemoryPressure
-from engine.step.loop import HEALTH_CHECK_ID, IDLE_POLL_S, STALLED_POLL_S, ModelFailedError
+from engine.step.health_check import HEALTH_CHECK_ID, ModelFailedError
+from engine.step.loop import STALLED_POLL_S
+from engine.step.memory_release import IDLE_POLL_S
 from engine.types import EngineFailedError, FinishReason, Request, SamplingParams, TokenEvent
 from kvcache.backend import BackendFailedError, Releases
 from tests.simulation.clients import Client
@@ -173,7 +175,7 @@ class Simulation:
         first = min(self._live.values(), key=lambda c: c.order, default=None)
         preempted, running = self._preemptions(first), machine.scheduler.num_running
         evicted, begun = machine.kv.stats().evicted_blocks, machine.begun
-        idle_since = machine.loop._idle_since
+        idle_since = machine.loop._memory.idle_since
         is_tried = machine.loop._health_check.is_running
         machine.runner.newest = None
         machine.runner.failed, machine.runner.failed_late = machine.runner.failed_late, None

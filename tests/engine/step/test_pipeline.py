@@ -15,8 +15,8 @@ from engine.machine import MachineMemory
 from engine.messages import Abort, Stop
 from engine.models.checkpoint import read_checkpoint
 from engine.step.loop import EngineLoop
-from engine.step.pipeline import FAILURE_WINDOW_S, RetiredStep, StepPipeline
-from engine.step.plan import NO_STEP, InFlightStep, Outcome, PendingState, StepPlan, StepRunner
+from engine.step.pipeline import FAILURE_WINDOW_S
+from engine.step.plan import InFlightStep, Outcome, PendingState, StepPlan, StepRunner
 from engine.step.runner import ModelRunner, ModelStep
 from engine.step.sampler import PendingSamples
 from engine.types import EngineFailedError, FinishReason, Request, SamplingParams, TokenEvent
@@ -250,15 +250,9 @@ def test_who_is_aborted_in_flight_stays_so_when_the_step_fails() -> None:
         loop.mailbox.put(greedy(number, [number], 20))
     loop.run_once()
     loop.run_once()
-    retire = loop._pipeline.retire
-
-    def abort_and_retire(max_left: int) -> list[RetiredStep]:
-        loop._scheduler.abort(2)
-        return retire(max_left)
-
-    loop._pipeline.retire = abort_and_retire  # type: ignore[method-assign]
+    loop.mailbox.put(Abort(2))
     loop.run_once()
-    assert answers.finished == {1: FinishReason.ERROR}
+    assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.ABORTED}
     assert loop._scheduler.num_running == 0
 
 
@@ -386,7 +380,7 @@ def test_a_device_that_takes_whole_steps_is_handed_each_once(
     monkeypatch.setattr(mx, "async_eval", watched)
     loop.mailbox.put(greedy(1, [1, 2], 10))
     run_dry(loop)
-    assert handed == loop._pipeline.num_retired == 10
+    assert handed == loop.last_stats().steps == 10
 
 
 def test_memory_is_taken_from_nobody_in_flight() -> None:
@@ -580,10 +574,10 @@ def test_a_step_takes_from_the_end_of_the_one_before_to_its_own() -> None:
     loop.run_once()
     loop.run_once()
     # Begun (2 s) and submitted (1 s); the next one begun meanwhile (2 s), read (5 s).
-    assert loop._pipeline.step_seconds == 10.0
+    assert loop.last_stats().step_seconds == 10.0
     assert loop.busy_since == 1e9 + 11.0, "that is when the device was last known to get on"
     loop.run_once()
-    assert loop._pipeline.step_seconds == 1.0 + 5.0
+    assert loop.last_stats().step_seconds == 1.0 + 5.0
     assert loop.busy_since is None
     assert not loop.run_once()
 
@@ -608,12 +602,3 @@ def test_an_engine_that_fails_waits_for_what_is_in_flight_before_its_memory_goes
     with caplog.at_level(logging.CRITICAL):
         loop.close()
     assert runner.calls[-1] == ("read", 1)
-
-
-def test_nothing_is_retired_where_nothing_was_launched() -> None:
-    loop = recall_loop(Answers.empty(), overlap=True)
-    pipeline = StepPipeline(loop._runner, lambda: 0.0, loop._pipeline._points)
-    pipeline.launch(NO_STEP)
-    pipeline.flush(None)
-    assert pipeline.retire(0) == []
-    assert pipeline.depth == 0
