@@ -144,10 +144,8 @@ class Request:
     """Requests with lower values run earlier."""
     salt: PrefixSalt = NO_SALT
     """Only requests with equal salts share prefixes."""
-    system_tokens: int = 0
-    """The number of leading prompt tokens that other conversations probably share."""
     boundaries: PromptBoundaries = NO_BOUNDARIES
-    """Positions where the conversation's next prompt may begin to differ from this prompt."""
+    """Positions where other prompts may begin to differ from this prompt."""
     constraint: TokenConstraint | None = None
     """The grammar of the first answer; each other answer gets a copy."""
     pooling: bool = False

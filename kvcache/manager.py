@@ -70,22 +70,18 @@ class KVCacheManager:
         num_tokens: int,
         *,
         final_tokens: int,
-        system_tokens: int = 0,
         boundaries: PromptBoundaries = NO_BOUNDARIES,
     ) -> Progress | None:
         """Open a sequence: take buffers, map the cached blocks of its prefix, and reserve blocks
         for ``num_tokens``. Return the progress, which the cache updates, or None if memory is short
-        now. ``final_tokens`` is the most tokens that the sequence may reach. ``system_tokens`` is
-        the length of the system prompt. ``boundaries`` are positions at which other prompts may
-        begin to differ."""
+        now. ``final_tokens`` is the most tokens that the sequence may reach. ``boundaries`` are
+        positions at which other prompts may begin to differ."""
         assert seq_id not in self._open, f"sequence {seq_id} is open"
         if len(self._open) == self._limits.max_sequences or num_tokens > self._layout.max_tokens:
             return None
         if not all(group.has_room(block_hashes, num_tokens) for group in self._groups):
             return None
-        sequence = CachedSequence(
-            seq_id, block_hashes, num_tokens, final_tokens, system_tokens, boundaries
-        )
+        sequence = CachedSequence(seq_id, block_hashes, num_tokens, final_tokens, boundaries)
         longest, wanted = self._match(block_hashes, 0)
         # If mapping the cached prefix needs too many mappings, open the sequence without it.
         for position in dict.fromkeys((longest, 0)):

@@ -13,6 +13,8 @@ from kvcache.block_hashes import BlockHashes
 class PromptBoundaries(NamedTuple):
     """Positions in a prompt, in tokens, after which other prompts may differ. 0 means unknown."""
 
+    system_end: int = 0
+    """The end of the tools and system messages. Other conversations may share what is before."""
     user_end: int = 0
     """The end of the newest user message. Later prompts may drop the reasoning after it."""
     messages_end: int = 0
@@ -46,8 +48,6 @@ class CachedSequence:
     """The number of tokens for which memory is reserved, from the opening on."""
     final_tokens: int
     """The most tokens that the sequence may reach."""
-    system_tokens: int
-    """The length of the system prompt at the sequence's beginning."""
     boundaries: PromptBoundaries
     progress: Progress = field(default_factory=Progress)
     keeps_prefix: bool = True
@@ -59,7 +59,7 @@ class CachedSequence:
 
     @property
     def system_blocks(self) -> int:
-        return self.system_tokens // self.block_hashes.tokens_per_block
+        return self.boundaries.system_end // self.block_hashes.tokens_per_block
 
     def schedule(self, end: int, epoch: int) -> None:
         self.progress.scheduled = end

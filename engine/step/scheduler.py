@@ -106,7 +106,6 @@ class Sharing:
             sequence.block_hashes,
             num_tokens,
             final_tokens=final,
-            system_tokens=request.system_tokens,
             boundaries=request.boundaries,
         )
         if progress is None:

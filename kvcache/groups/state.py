@@ -40,14 +40,13 @@ WAYPOINT_TOKENS = 4096
 
 def planned_checkpoints(sequence: CachedSequence) -> dict[int, Retention]:
     """Return the positions at which to keep states, with the reasons. Each is the last block
-    boundary before the end of the prompt, of the system prompt, or of a part that the sequence's
-    ``boundaries`` name."""
+    boundary before the end of the prompt, or of a part that the sequence's ``boundaries`` name."""
     hashes, boundaries = sequence.block_hashes, sequence.boundaries
     positions = (
         (hashes.num_tokens - 1, Retention.WAYPOINT),
         (boundaries.messages_end, Retention.END),
         (boundaries.user_end, Retention.USER),
-        (sequence.system_tokens, Retention.SYSTEM),
+        (boundaries.system_end, Retention.SYSTEM),
     )
     checkpoints = {tokens // hashes.tokens_per_block: retention for tokens, retention in positions}
     checkpoints.pop(0, None)

@@ -378,7 +378,6 @@ class SamplingFields(SharedSampling, RequestFields):
             tuple(replace(params, seed=seed % NUM_SEEDS) for seed in seeds),
             priority=self.priority or 0,
             salt=salt,
-            system_tokens=prompt.system_tokens,
             boundaries=prompt.boundaries,
             name=current_request_id(),
         )

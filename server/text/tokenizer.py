@@ -119,10 +119,8 @@ class EncodedText:
     ids: tuple[int, ...]
     offsets: tuple[int, ...] = ()
     """For each token, the number of characters before it. Empty unless requested."""
-    system_tokens: int = 0
-    """The number of ids for tools and system messages, which other conversations may share."""
     boundaries: PromptBoundaries = NO_BOUNDARIES
-    """The lengths of the prefixes that the conversation's next prompt may share."""
+    """The lengths of the prefixes that other prompts may share."""
     begun: str = ""
     """The end of ``text`` that the client has written as the beginning of the answer."""
 
@@ -294,9 +292,8 @@ class Tokenizer:
                     if start < end:
                         tokens[number] += tokens_within(encoding, end - start)
                 start += len(piece)
-        system, person, messages = tokens
-        text, boundaries = "".join(rendered.pieces), PromptBoundaries(person, messages)
-        return EncodedText(text, tuple(ids), (), system, boundaries, rendered.begun)
+        text, boundaries = "".join(rendered.pieces), PromptBoundaries(*tokens)
+        return EncodedText(text, tuple(ids), (), boundaries, rendered.begun)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, which may end within a character, or b"" for an unknown id."""

@@ -170,8 +170,8 @@ def drawn(rng: Random) -> list[Request]:
         else:
             own = [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 90))]
             end = len(system) + len(own)
-            ends = PromptBoundaries(end - len(own) // 2, max(0, end - 3))
-            request = asked(number, system + own, 1, system_tokens=len(system), boundaries=ends)
+            ends = PromptBoundaries(len(system), end - len(own) // 2, max(0, end - 3))
+            request = asked(number, system + own, 1, boundaries=ends)
         stops = STOP_TOKENS if rng.random() < 0.4 else frozenset[int]()
         tokens, seed = rng.randint(1, 70), rng.getrandbits(32)
         temperature = rng.choice((0.0, 0.0, 1.0))

@@ -189,7 +189,7 @@ class Replay:
                         hashes,
                         decision.num_tokens,
                         final_tokens=decision.final_tokens,
-                        system_tokens=decision.request.system_tokens,
+                        boundaries=decision.request.boundaries,
                     )
                     is not None
                 )

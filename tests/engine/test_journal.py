@@ -136,8 +136,8 @@ def test_a_journal_that_cannot_be_written_costs_a_warning(caplog: pytest.LogCapt
 @pytest.mark.parametrize("kv_backend", KVBackend)
 def test_an_engine_that_maps_on_a_gpu_has_a_session_until_it_ends(kv_backend: KVBackend) -> None:
     loop = recall_loop(Answers.empty())
-    parts = (loop._scheduler, loop._kv, loop._runner, loop._config)
-    loop = EngineLoop(*parts, emit=print, journal=journal(kv_backend))
+    parts = (loop._scheduler, loop._kv, loop._runner)
+    loop = EngineLoop(*parts, CONFIG, emit=print, journal=journal(kv_backend))
     sessions = list(cache_folder().glob("intent-*"))
     assert len(sessions) == (kv_backend in (KVBackend.SPARSE, KVBackend.PAGED))
     loop.close()

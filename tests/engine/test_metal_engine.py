@@ -384,7 +384,7 @@ async def test_fault_09_a_gpu_that_fails_tells_clients_what_to_do_and_the_next_e
     assert client.kv_backend_failed == (failure is GPUFailure.KV_MEMORY)
     assert bool(FaultMemory(KVBackend.SPARSE).found()) == client.kv_backend_failed
     loop = metal_loop(folder, KVBackend.PAGED, Answers.empty())
-    shorter = GPU.step_time_target_ms / loop._config.step_time_target_ms
+    shorter = GPU.step_time_target_ms / 1000 / loop._scheduler.budget.target_s
     assert shorter == (4 if "shorter" in failure.advice else 1)
     fewer = GPU.max_num_batched_tokens / loop._scheduler._max_batched_tokens
     assert fewer == (2 if "fewer" in failure.advice else 1)

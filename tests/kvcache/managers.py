@@ -13,6 +13,7 @@ from kvcache.groups.state import StateGroup
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.memory_budget import CacheLimits
+from kvcache.sequences import PromptBoundaries
 from tests.kvcache.strict_memory import StrictMemory
 
 SHAPE = KVShape.uniform(1, KVSpec(1, 64, KVFormat.FLOAT32))
@@ -100,8 +101,8 @@ def join(
     hashes = kv.block_hashes(salt or PrefixSalt())
     hashes.extend(ids, 0)
     final = len(ids) if final is None else final
-    tokens = len(ids)
-    return bool(kv.open(seq_id, hashes, tokens, final_tokens=final, system_tokens=system))
+    ends = PromptBoundaries(system)
+    return bool(kv.open(seq_id, hashes, len(ids), final_tokens=final, boundaries=ends))
 
 
 def grow(

@@ -67,8 +67,7 @@ class Stage:
             hashes,
             len(ids),
             final_tokens=self.max_tokens,
-            system_tokens=system,
-            boundaries=PromptBoundaries(*turns),
+            boundaries=PromptBoundaries(system, *turns),
         )
         assert opened is not None
         return self.newest

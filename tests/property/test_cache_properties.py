@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvcache.backend import Releases
 from kvcache.block import BlockState
 from kvcache.block_hashes import PrefixSalt
+from kvcache.sequences import PromptBoundaries
 from tests.kvcache.managers import SHAPE, TOKENS, epochs_of, full_group, manager, paged, two_groups
 from tests.kvcache.maps import map_adds_up
 from tests.kvcache.memory_faults import MemoryFaults
@@ -92,7 +93,8 @@ class CacheMachine(RuleBasedStateMachine):
         hashes.extend(ids, 0)
         before = self.kv.stats()
         most = len(ids) + 30
-        if self.kv.open(self.last_id, hashes, len(ids), final_tokens=most, system_tokens=system):
+        ends = PromptBoundaries(system)
+        if self.kv.open(self.last_id, hashes, len(ids), final_tokens=most, boundaries=ends):
             self.tokens[self.last_id] = ids
             self.attach_into(self.last_id)
         else:
@@ -120,7 +122,7 @@ class CacheMachine(RuleBasedStateMachine):
         ids = list(self.tokens[parent][: data.draw(st.integers(1, len(self.tokens[parent])))])
         hashes = self.kv.block_hashes(PrefixSalt(b"tenant", b"of forks"))
         hashes.extend(ids, 0)
-        if self.kv.open(self.last_id, hashes, len(ids), final_tokens=len(ids), system_tokens=0):
+        if self.kv.open(self.last_id, hashes, len(ids), final_tokens=len(ids)):
             self.tokens[self.last_id] = ids
             copied = self.kv.copied_bytes
             self.computed[self.last_id] = self.kv.fork(parent, self.last_id)

@@ -6,7 +6,6 @@ from random import Random
 
 from engine.machine import PressureLevel
 from engine.types import (
-    NO_BOUNDARIES,
     EngineLimits,
     PrefixSalt,
     PromptBoundaries,
@@ -252,9 +251,9 @@ def _draw_boundaries(rng: Random, prompt: int, system: int) -> PromptBoundaries:
     """Draw the places where others may leave a prompt; sometimes there are none. The seed is its
     own: without states it changes nothing."""
     if rng.random() < 0.3:
-        return NO_BOUNDARIES
+        return PromptBoundaries(system)
     user_end = rng.randint(system, prompt)
-    return PromptBoundaries(user_end, rng.randint(user_end, prompt))
+    return PromptBoundaries(system, user_end, rng.randint(user_end, prompt))
 
 
 def _draw_tokens(rng: Random, count: int) -> tuple[int, ...]:
@@ -303,14 +302,14 @@ class Traffic:
         if self._rng.random() < 0.8:
             prompt = (*tokens, *_draw_tokens(self._rng, self._rng.randint(0, 8)))
         prompt = prompt[: self._max_model_len - 1]
-        return self._request(prompt, before.salt, min(before.system_tokens, len(prompt)))
+        return self._request(prompt, before.salt, min(before.boundaries.system_end, len(prompt)))
 
     def _repeated(self, request: Request) -> Request:
         """Return another request with the same prompt."""
-        again = self._request(request.prompt_ids, request.salt, request.system_tokens)
+        again = self._request(request.prompt_ids, request.salt, request.boundaries.system_end)
         return replace(again, priority=request.priority)
 
-    def _request(self, prompt: tuple[int, ...], salt: PrefixSalt, system_tokens: int) -> Request:
+    def _request(self, prompt: tuple[int, ...], salt: PrefixSalt, system_end: int) -> Request:
         rng = self._rng
         self._last_id += 1
         urgent = rng.random() < self._traits.priority_rate
@@ -320,14 +319,13 @@ class Traffic:
             stop_token_ids=STOP_TOKENS if rng.random() < 0.5 else frozenset(),
         )
         priority = rng.randint(-1, 1) if urgent else 0
-        boundaries = _draw_boundaries(Random(~params.seed), len(prompt), system_tokens)
+        boundaries = _draw_boundaries(Random(~params.seed), len(prompt), system_end)
         request = request_of(
             self._last_id,
             prompt,
             params,
             priority=priority,
             salt=salt,
-            system_tokens=system_tokens,
             boundaries=boundaries,
         )
         return self._of_some_kind(request)

@@ -56,7 +56,6 @@ class CountingKV:
         num_tokens: int,
         *,
         final_tokens: int,
-        system_tokens: int,
         boundaries: PromptBoundaries,
     ) -> Progress | None:
         assert block_hashes.num_tokens <= num_tokens <= final_tokens

@@ -16,7 +16,7 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.forward import Forward
 from engine.step.loop import EngineLoop
 from engine.step.runner import ModelRunner
-from engine.types import SamplingParams
+from engine.types import PromptBoundaries, SamplingParams
 from kvcache.kv_backends import KVBackend, KVBackendChoice
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import YARN
@@ -101,7 +101,8 @@ def said(
         known = COMMON if system and number % 2 else 0
         answers_to_it = 2 if number == FORKED else 1
         params = [greedy] * answers_to_it
-        loop.mailbox.put(request_of(10 * number, prompt, *params, system_tokens=known))
+        ends = PromptBoundaries(known)
+        loop.mailbox.put(request_of(10 * number, prompt, *params, boundaries=ends))
     run_dry(loop)
     counters = loop._scheduler.counters
     found, preempted = counters.cached_prompt_tokens, counters.preemptions

@@ -212,7 +212,7 @@ async def test_the_engine_hears_which_tokens_belong_to_the_system_message(
     await answer(http, CHAT, max_tokens=1)
     await answer(http, COMPLETIONS, max_tokens=1)
     wanted = len(ids_of(tokenizer, head))
-    assert [request.system_tokens for request in submitted] == [wanted, 0, 0]
+    assert [request.boundaries.system_end for request in submitted] == [wanted, 0, 0]
 
 
 @pytest.fixture(params=[True, False])
@@ -247,7 +247,7 @@ async def test_an_engine_that_keeps_states_hears_where_the_next_prompt_may_leave
     found = await http.post(path, json={"model": MODEL, **most, **body})
     assert found.status_code == 200, found.text
     end = len(ids_of(tokenizer, "<|im_start|>user\nHello<|im_end|>\n"))
-    boundaries = PromptBoundaries(end, end) if keeps_states else PromptBoundaries()
+    boundaries = PromptBoundaries(0, end, end) if keeps_states else PromptBoundaries()
     assert [request.boundaries for request in submitted] == [boundaries]
 
 

@@ -108,9 +108,10 @@ async def test_a_reminder_behind_tools_drops_thoughts_and_is_no_question(qwen: T
 async def test_a_request_beside_the_conversation_shares_the_system_prompt(qwen: Tokenizer) -> None:
     chat = await encoded(qwen, SYSTEM, QUESTION)
     title = await encoded(qwen, SYSTEM, Turn("user", "Write a title for: What is in a.py?"))
-    assert 0 < chat.system_tokens == title.system_tokens <= shared(chat, title)
-    assert SYSTEM.text in said(qwen, chat, chat.system_tokens)
-    assert QUESTION.text[:4] not in said(qwen, chat, chat.system_tokens)
+    end = chat.boundaries.system_end
+    assert 0 < end == title.boundaries.system_end <= shared(chat, title)
+    assert SYSTEM.text in said(qwen, chat, end)
+    assert QUESTION.text[:4] not in said(qwen, chat, end)
 
 
 async def test_an_answer_that_is_begun_goes_on_behind_the_messages(qwen: Tokenizer) -> None:
@@ -141,7 +142,7 @@ async def test_a_template_that_does_not_render_parts_has_no_ends(tmp_path: Path)
     whole = "{% if not add_generation_prompt %}{{ raise_exception('whole') }}{% endif %}"
     write_tokenizer(tmp_path, 1000, template=whole + WANTS_A_USER)
     asked = await encoded(Tokenizer(tmp_path), SYSTEM, QUESTION)
-    assert (asked.system_tokens, *asked.boundaries) == (0, 0, 0)
+    assert asked.boundaries == PromptBoundaries()
 
 
 async def test_calls_that_are_cut_have_no_end(tmp_path: Path) -> None:
@@ -176,5 +177,5 @@ async def test_where_turns_are_not_asked_for_the_system_prompts_end_alone_is_fou
     conversation = Conversation((SYSTEM, QUESTION), (READ,))
     whole = await qwen.encode_chat(conversation)
     found = await qwen.encode_chat(conversation, finds_boundaries=False)
-    assert (found.ids, found.system_tokens) == (whole.ids, whole.system_tokens)
-    assert found.boundaries == PromptBoundaries() != whole.boundaries
+    assert found.ids == whole.ids
+    assert found.boundaries == PromptBoundaries(whole.boundaries.system_end) != whole.boundaries

@@ -38,7 +38,7 @@ async def test_the_tokens_of_the_system_message_are_those_of_its_part_of_the_pro
     system, hello = Turn("system", text), Turn("user", "Hello")
     for ending in ((), (hello,), (hello, Turn("system", "Later."))):
         found = await tokenizer.encode_chat(talk(system, *ending))
-        system_ids = list(found.ids[: found.system_tokens])
+        system_ids = list(found.ids[: found.boundaries.system_end])
         assert tokenizer.fast.decode(system_ids, skip_special_tokens=False) == head
 
 
