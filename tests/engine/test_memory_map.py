@@ -43,7 +43,7 @@ def test_under_load_every_map_agrees_with_its_figures() -> None:
 def test_a_report_counts_tokens() -> None:
     loop = recall_loop(Answers.empty())
     loop.mailbox.put(greedy(5, list(range(10)), 30))
-    for _ in range(3):
+    for _ in range(6):  # three steps, each begun, then read
         loop.run_once()
     found: list[MemoryMap] = []
     add_map(loop, found)
