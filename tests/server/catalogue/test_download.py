@@ -13,14 +13,12 @@ import httpx2
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.file_download import http_get
-from tqdm import tqdm
 
 from kvcache.memory_budget import gib
 from server.catalogue import download
 from server.catalogue import hub as hub_module
 from server.catalogue.download import DownloadError, check_answer
 from server.catalogue.hub import FoundModel, find_model
-from server.catalogue.hub_cache import WeightFile
 from server.catalogue.lookup import aliases
 from server.catalogue.names import ModelNotFoundError
 from tests.clients.servers import QUIRE
@@ -28,7 +26,6 @@ from tests.server.harness import DEADLINE_S
 from tests.server.hub_server import Files, Hub
 
 MIB = 1024**2
-FILE = WeightFile("model.safetensors", 10, Path("no-blob"))
 # What the hub's client keeps back until it writes.
 CHUNK = constants.DOWNLOAD_CHUNK_SIZE
 
@@ -188,14 +185,31 @@ def test_where_one_file_fails_the_others_end_and_what_has_arrived_stays(
     assert sum(hub.sent_bytes.values()) == 20_000
 
 
-def test_a_file_that_goes_on_while_another_has_failed_is_ended() -> None:
-    stopped = threading.Event()
-    with tqdm(total=10, disable=True) as whole:
-        part = download._part_of(whole, FILE, stopped)()
-        part.update(1)
-        stopped.set()
-        with pytest.raises(DownloadError, match="another file has failed"):
-            part.update(1)
+def test_a_file_that_goes_on_while_another_has_failed_is_ended(
+    hub: Hub, tiny_files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.push("someone/model", {
+        "config.json": tiny_files["config.json"],
+        "model-00001-of-00002.safetensors": b"1" * 100,
+        "model-00002-of-00002.safetensors": b"2" * 100,
+    })  # fmt: skip
+    both, ended = threading.Barrier(2), list[str]()
+
+    def fails_or_goes_on(*_: object, tqdm_class: Any, **__: object) -> None:
+        bar = tqdm_class()
+        if both.wait(DEADLINE_S):
+            raise OSError("No space left on device")
+        try:
+            while True:
+                bar.update(0)
+        except DownloadError as error:
+            ended.append(str(error))
+            raise
+
+    monkeypatch.setattr(download, "http_get", fails_or_goes_on)
+    with pytest.raises(ModelNotFoundError, match="No space left on device"):
+        find_model("someone/model").fetch_weights()
+    assert ended == ["another file has failed"]
 
 
 def test_a_disk_that_is_too_small_is_said_before_the_first_byte(

@@ -159,7 +159,6 @@ async def test_a_drain_does_not_wait_for_an_engine_that_has_died(
         await draining
         await stream.end()
     assert b'"error"' in stream.body
-    own_engine.client._failure = None  # so that it can be ended
 
 
 async def test_a_request_that_is_late_for_the_engine_is_told_to_come_back(

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 from server.cli import run as module
 from server.cli.run import DIM, HELP, PLAIN, run_model
 from server.cli.running import NotRunningError
-from server.config import Config
 from tests.server.commands import ENGINE, MODEL, Run, StandIn, StandInHandler, one_sentence
 
 MODEL_NAME = "mlx-community/Qwen3-4B-4bit"
@@ -158,15 +158,15 @@ def test_several_lines_are_one_question(
 def test_ctrl_c_ends_a_line_and_an_answer_but_not_the_chat(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    print_answer = module.Chat._print_answer
+    echo, interrupted = typer.echo, list[str]()
 
-    def interrupted(chat: module.Chat, messages: list[dict[str, str]]) -> Iterator[str]:
-        for number, piece in enumerate(print_answer(chat, messages)):
-            if number == 2 and len(messages) == 1:
-                raise KeyboardInterrupt
-            yield piece
+    def interrupt(text: str = "", **how: Any) -> None:
+        if text == "lo" and not interrupted:
+            interrupted.append(text)
+            raise KeyboardInterrupt
+        echo(text, **how)
 
-    monkeypatch.setattr(module.Chat, "_print_answer", interrupted)
+    monkeypatch.setattr(typer, "echo", interrupt)
     at_terminal(monkeypatch, KeyboardInterrupt(), "one", "two")
     kept = {"role": "assistant", "content": "Hel"}
     assert server.asked == [[user("one")], [user("one"), kept, user("two")]]
@@ -206,6 +206,23 @@ def test_a_terminal_is_not_given_its_control_characters(
 # --- which server ---------------------------------------------------------------------------------
 
 
+def own_servers(
+    server: Server, monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...] = ()
+) -> list[tuple[Path, str]]:
+    """The folders and names of models that get a server of their own, from now on."""
+    started: list[tuple[Path, str]] = []
+
+    @contextmanager
+    def own(_: object, folder: Path, name: str) -> Iterator[str]:
+        started.append((folder, name))
+        yield server.url
+
+    found = SimpleNamespace(folder=Path("/some/where"), name=MODEL_NAME, missing=missing)
+    monkeypatch.setattr(module, "own_server", own)
+    monkeypatch.setattr(module, "find_model", lambda *_: found)
+    return started
+
+
 @pytest.mark.parametrize(
     "models",
     [
@@ -219,30 +236,21 @@ def test_a_terminal_is_not_given_its_control_characters(
 def test_a_model_that_no_quire_serves_gets_a_server_of_its_own(
     server: Server, quire: Run, monkeypatch: pytest.MonkeyPatch, models: Any
 ) -> None:
-    asked = []
-
-    @contextmanager
-    def own(_: object, folder: Path, name: str) -> Iterator[str]:
-        asked.append((folder, name))
-        yield server.url
-
     server.models = models
-    monkeypatch.setattr(module, "own_server", own)
-    found = SimpleNamespace(folder=Path("/some/where"), name=MODEL_NAME, missing=())
-    monkeypatch.setattr(module, "find_model", lambda *_: found)
+    started = own_servers(server, monkeypatch)
     monkeypatch.setattr(module, "check_found", lambda *_: None)
     assert quire("run", "qwen3:4b", "one").stdout == "Hello\n"
-    assert asked == [(Path("/some/where"), MODEL_NAME)]
+    assert started == [(Path("/some/where"), MODEL_NAME)]
 
 
-def test_a_model_that_is_not_here_is_pulled_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    pulled = []
-    found = SimpleNamespace(missing=("weights",))
-    monkeypatch.setattr(module, "find_model", lambda *_: found)
+def test_a_model_that_is_not_here_is_pulled_first(
+    server: Server, quire: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.models, pulled = {"data": []}, []
+    started = own_servers(server, monkeypatch, missing=("weights",))
     monkeypatch.setattr(module, "pull_model", lambda name, *_, **options: pulled.append(options))
-    here: object = module._model_here("qwen3:4b", Config(), None)
-    assert here is found
-    assert pulled == [{"dry_run": False, "force": False}]
+    assert quire("run", "qwen3:4b", "one").stdout == "Hello\n"
+    assert (len(started), pulled) == (1, [{"dry_run": False, "force": False}])
 
 
 def test_a_name_that_is_none_is_refused(quire: Run) -> None:

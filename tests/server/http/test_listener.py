@@ -80,22 +80,25 @@ def test_a_port_is_reserved_once_also_where_nobody_listens_yet() -> None:
         assert "another program has this address" in refusal(port_of(reserved))
 
 
+def serve_one(port: int) -> int:
+    """Serve a client, whose connection lingers; return the port."""
+    with reserve(HOST, port) as reserved:
+        listen_on(reserved, 8)
+        with socket.create_connection((HOST, port_of(reserved))) as client:
+            accepted, _ = reserved.accept()
+            accepted.close()  # who closes first lingers
+            assert client.recv(1) == b""
+        return port_of(reserved)
+
+
 def test_connections_that_linger_are_no_reason_to_refuse_the_next_server() -> None:
-    port = 0
-    for _ in range(3):
-        with reserve(HOST, port) as reserved:
-            port = port_of(reserved)
-            listen_on(reserved, 8)
-            with socket.create_connection((HOST, port)) as client:
-                accepted, _ = reserved.accept()
-                accepted.close()  # who closes first lingers
-                assert client.recv(1) == b""
+    port = serve_one(0)
+    assert [serve_one(port), serve_one(port)] == [port, port]
 
 
 def test_of_two_that_got_past_what_lingers_the_second_one_is_told_when_it_listens() -> None:
-    first = listener._bound(HOST, 0, reuses=True)
-    second = listener._bound(HOST, port_of(first), reuses=True)
-    with first, second:
+    port = serve_one(0)
+    with reserve(HOST, port) as first, reserve(HOST, port) as second:
         listen_on(first, 8)
         with pytest.raises(SettingError, match="cannot be listened on: another program has this"):
             listen_on(second, 8)

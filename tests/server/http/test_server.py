@@ -176,8 +176,7 @@ async def serving(service: Service, drain_s: float) -> AsyncIterator[tuple[Drain
     )
     server = DrainedServer(config, service, drain_s)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        # Signals of this process are not the server's.
-        task = asyncio.ensure_future(server._serve(sockets=[listener]))
+        task = asyncio.ensure_future(server.serve(sockets=[listener]))
         await eventually(lambda: server.started)
         yield server, f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with asyncio.timeout(DEADLINE_S):
@@ -257,4 +256,3 @@ async def test_fault_11_it_ends_when_its_engine_is_dead(
         text = (await response.aread()).decode()
     assert "the engine has ended" in text
     assert "[DONE]" not in text
-    engine.client._failure = None  # so that it can be ended

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from server.cli.commands import app
@@ -58,7 +58,7 @@ def test_each_does_what_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
         assert name == "serve" or f"did {calls[-1][0]}" in result.output
     assert calls == [
         ("start_cluster", None, 5),
-        ("join_cluster", "head:1", Path("key"), commands._ask_key),
+        ("join_cluster", "head:1", Path("key"), mock.ANY),
         (
             "serve_cluster",
             "demo",
@@ -97,12 +97,7 @@ def test_replicas_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_key_is_asked_without_an_echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, object]] = []
-
-    def prompt(_: str, **options: object) -> str:
-        asked.append(options)
-        return "key"
-
-    monkeypatch.setattr(typer, "prompt", prompt)
-    assert commands._ask_key() == "key"
-    assert asked == [{"hide_input": True}]
+    monkeypatch.setattr(commands, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(run, "join_cluster", lambda head, file, ask_key: ask_key()[::-1])
+    result = CliRunner().invoke(app, ["cluster", "join", "head:1"], input="secret\n")
+    assert ("secret" in result.output, "terces" in result.output) == (False, True)

@@ -56,9 +56,8 @@ def want(prompt: tuple[int, ...], count: int) -> list[int]:
 
 
 async def test_answers_are_those_of_an_engine_and_follow_their_prefix() -> None:
-    async with engine_of(LocalReplicas(3, prefix_keep_s=1000.0)) as engine:
-        replicas = engine._replicas
-        assert isinstance(replicas, LocalReplicas)
+    replicas = LocalReplicas(3, prefix_keep_s=1000.0)
+    async with engine_of(replicas) as engine:
         first = await read(submit(engine, PROMPT, params()))
         assert tokens(first) == want(PROMPT, 10)
         assert first[-1].finish is FinishReason.LENGTH

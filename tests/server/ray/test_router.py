@@ -24,7 +24,7 @@ class PrefixCacheAffinityRouter:
         self.options = options
 
     async def choose_replicas(self, candidates: list[Any], pending: Any) -> list[list[Any]]:
-        text = self._extract_text_from_request(pending)  # type: ignore[attr-defined]
+        text = self.text_of(pending)
         allowed = self.apply_locality_routing(pending)  # type: ignore[attr-defined]
         found = [its for its in candidates if its.replica_id in allowed][:1]
         return [self.smallest or found] if text or found else []
@@ -32,6 +32,13 @@ class PrefixCacheAffinityRouter:
     async def _choose_replica_for_request(self, pending: Any, *, is_retry: bool) -> Any:
         found = await self.choose_replicas([*self.curr_replicas.values()], pending)
         return found[0][0]
+
+    async def replica_for(self, pending: Any) -> Any:
+        """As Ray asks its subclass."""
+        return await self._choose_replica_for_request(pending, is_retry=False)
+
+    def text_of(self, pending: Any) -> Any:
+        return self._extract_text_from_request(pending)  # type: ignore[attr-defined]
 
 
 class TreeActor:
@@ -71,7 +78,7 @@ def router_class(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def chosen(router: Any, route: Route) -> str:
-    found = await router._choose_replica_for_request(fake_ray.pending(route))
+    found = await router.replica_for(fake_ray.pending(route))
     name: str = found.replica_id.unique_id
     assert route.replica == name
     return name
@@ -112,6 +119,6 @@ async def test_where_ray_would_take_one_that_is_left_out_all_others_are_asked(
 
 
 def test_a_prompt_without_a_full_block_is_compared_with_nothing(router_class: Any) -> None:
-    text = router_class()._extract_text_from_request
+    text = router_class().text_of
     assert text(fake_ray.pending(Route())) is None
     assert text(fake_ray.pending(Route("text"))) == "text"

@@ -2,18 +2,19 @@
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from server.ray import watchdog
 from server.ray.watchdog import Watchdog, watch
 
 WITHIN_S = 20.0
+PIPE_BYTES = 65_536
 STARTING = """
 import asyncio
 from server.ray import watchdog
@@ -52,15 +53,30 @@ def test_a_process_that_takes_too_long_to_start_is_killed() -> None:
     assert watched(0.2, beats=False).wait(WITHIN_S) == -signal.SIGKILL
 
 
+def with_watcher() -> tuple[Watchdog, psutil.Process]:
+    """A watchdog, and its second process."""
+    before = psutil.Process().children()
+    dog = Watchdog()
+    (watcher,) = set(psutil.Process().children()) - set(before)
+    return dog, watcher
+
+
+def begin(dog: Watchdog) -> "asyncio.Task[None]":
+    """Have it beat."""
+    before = asyncio.all_tasks()
+    dog.start_beating()
+    (beating,) = asyncio.all_tasks() - before
+    return beating
+
+
 async def test_a_watchdog_that_has_ended_beats_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "BEAT_S", 0.01)
     dog = Watchdog()
-    dog.start_beating()
+    beating = begin(dog)
     await asyncio.sleep(0.05)
-    assert dog._beating is not None
-    assert not dog._beating.done()
+    assert not beating.done()
     dog.end()
-    await asyncio.wait_for(dog._beating, WITHIN_S)
+    await asyncio.wait_for(beating, WITHIN_S)
     dog.end()
 
 
@@ -68,25 +84,22 @@ async def test_where_nobody_reads_its_beats_a_process_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(watchdog, "BEAT_S", 0.01)
-    dog = Watchdog()
-    dog._watcher.kill()
-    dog._watcher.wait()
-    dog.start_beating()
-    assert dog._beating is not None
-    await asyncio.wait_for(dog._beating, WITHIN_S)
+    dog, watcher = with_watcher()
+    watcher.kill()
+    watcher.wait()
+    await asyncio.wait_for(begin(dog), WITHIN_S)
     assert "nobody ends this process" in caplog.text
     dog.end()
 
 
-def test_a_full_pipe_is_a_sign_of_life() -> None:
-    dog = Watchdog()
-    dog._watcher.send_signal(signal.SIGSTOP)
-    os.waitpid(dog._watcher.pid, os.WUNTRACED)
-    # A page that is not full takes single bytes after it has refused a whole page.
-    for size in (select.PIPE_BUF, 1):
-        while dog._pipe.write(b"." * size):
-            pass
-    assert dog._beat()
+async def test_a_full_pipe_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "BEAT_S", 0.0)
+    dog, watcher = with_watcher()
+    watcher.suspend()
+    beating = begin(dog)
+    for _ in range(2 * PIPE_BYTES):
+        await asyncio.sleep(0)
+    assert not beating.done()
     dog.end()
 
 

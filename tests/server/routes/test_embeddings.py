@@ -199,14 +199,10 @@ async def test_a_fault_of_the_engine_is_an_error(texts: httpx2.AsyncClient) -> N
     assert "not finite" in response.json()["error"]["message"]
 
 
-async def test_a_full_queue_and_an_engine_that_has_ended_are_told(
+async def test_an_engine_that_has_ended_is_told(
     shared_pools: Engine, texts: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = shared_pools.client
-    with monkeypatch.context() as patch:
-        patch.setattr(client, "_max_queue", -client.limits.max_num_seqs)
-        full = await texts.post(PATH, json={"input": "a"})
-    assert (full.status_code, full.headers["retry-after"]) == (429, "1")
 
     def dead(*_: object, **__: object) -> None:
         raise EngineDeadError
@@ -219,14 +215,16 @@ async def test_a_full_queue_and_an_engine_that_has_ended_are_told(
         assert (await texts.post(PATH, json={"input": "a"})).status_code == 503
 
 
-async def test_a_client_that_leaves_takes_its_inputs_along(
-    shared_pools: Engine, pools: FastAPI
+async def test_a_client_may_fill_the_queue_and_takes_its_inputs_along_when_it_leaves(
+    shared_pools: Engine, pools: FastAPI, texts: httpx2.AsyncClient
 ) -> None:
     gate, client = shared_pools.gate, shared_pools.client
     gate.closed = True
     connection = Connection(pools, PATH, {"input": [[9, n] for n in range(40)]})
     # No more than twice as many as can run: the queue stays free for others.
     await eventually(lambda: client.in_flight == 4)
+    full = await texts.post(PATH, json={"input": "a"})
+    assert (full.status_code, full.headers["retry-after"]) == (429, "1")
     connection.leave()
     await connection.end()
     gate.open()

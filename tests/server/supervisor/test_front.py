@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from engine.power import KeepAwake
 from server.http.errors import SAFE_HEADERS
 from server.http.guards import body as body_guard
-from server.supervisor.forward import ForwardedAnswer
 from server.supervisor.front import match_name
+from server.supervisor.models import ModelSupervisor
 from server.supervisor.process import ModelProcess
 from tests.engine.test_power import Machine
 from tests.server.harness import CHAT, DEADLINE_S, eventually
@@ -277,12 +277,12 @@ async def test_a_process_that_does_not_say_whether_it_has_a_response_is_no_fault
 async def test_a_fault_of_the_front_is_said_with_its_places_and_counted(
     several: Make, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool | None
 ) -> None:
-    async def faulty(*_: object) -> None:
+    def faulty(*_: object) -> None:
         raise AssertionError("a secret")
 
     async with served(several()) as (_, client):
         await client.post(CHAT, json={"model": "a"})
-        monkeypatch.setattr(ForwardedAnswer, "_process", faulty)
+        monkeypatch.setattr(ModelSupervisor, "running", faulty)
         with capture_logs() as entries:
             if stream is None:
                 answer = await client.get(path)

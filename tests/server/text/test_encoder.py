@@ -7,7 +7,15 @@ import pytest
 
 from server.text import encoder as module
 from server.text.conversation import Turn
-from server.text.encoder import ESCAPE, MARK, SpecialTokens, in_groups, pieces_of, tokens_within
+from server.text.encoder import (
+    ESCAPE,
+    MARK,
+    Encoder,
+    SpecialTokens,
+    in_groups,
+    pieces_of,
+    tokens_within,
+)
 from server.text.tokenizer import TextsTooLongError, TextTooLongError, Tokenizer
 from tests.models import write_tokenizer
 from tests.server.harness import talk
@@ -23,13 +31,13 @@ async def test_what_is_too_long_whatever_its_tokens_are_is_not_encoded(
     for fits in (tokens, int(tokens / 1.9)):  # it will be refused when its tokens are known
         assert len((await tokenizer.encode_chat(long, fits)).ids) == tokens
     encoded: list[int] = []
-    encode = tokenizer._encoder.encode
+    encode = Encoder.encode
 
-    def counted(texts: list[str], **how: Any) -> Any:
+    def counted(encoder: Encoder, texts: list[str], **how: Any) -> Any:
         encoded.append(sum(map(len, texts)))
-        return encode(texts, **how)
+        return encode(encoder, texts, **how)
 
-    monkeypatch.setattr(tokenizer._encoder, "encode", counted)
+    monkeypatch.setattr(Encoder, "encode", counted)
     with pytest.raises(TextTooLongError) as caught:
         await tokenizer.encode_chat(long, 300)
     assert caught.value.tokens == 1030, "estimated, and rounded"
@@ -72,15 +80,16 @@ import ctypes, random, sys
 from pathlib import Path
 import psutil
 from engine.machine import release_free_memory
+from server.text.encoder import Encoder
 from server.text.tokenizer import Tokenizer
 
-tokenizer = Tokenizer(Path(sys.argv[1]))
+encoder = Encoder(Tokenizer(Path(sys.argv[1])).fast)
 draw = random.Random(0)
 
 def encode(words):
     letters = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=250)) for _ in range(words)]
     for word in letters:
-        tokenizer._encoder.encode([word])
+        encoder.encode([word])
     release_free_memory()
     return psutil.Process().memory_info().rss
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoTokenizer
 from transformers.models.qwen2 import tokenization_qwen2
 from transformers.models.qwen3_5 import tokenization_qwen3_5
 
-from server.text import tokenizer_files
-from server.text.tokenizer_files import QWEN2, QWEN3_5, read_tokenizer
+from server.text.tokenizer_files import QWEN2, QWEN3_5, TokenizerFiles, read_tokenizer
 from tests.models import PLAIN_ADDED_TOKENS, SPECIAL_TOKENS, write_sentencepiece_tokenizer
 
 Files = dict[str, Any]
@@ -147,13 +147,33 @@ def write(folder: Path, written: Files, edit: Edit) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders that are left to transformers."""
+    read, folders = AutoTokenizer.from_pretrained, list[Path]()
+
+    def noted(folder: Path, **how: Any) -> Any:
+        folders.append(folder)
+        return read(folder, **how)
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", noted)
+    return folders
+
+
+def read_with_transformers(folder: Path) -> TokenizerFiles:
+    made: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    templates, end_id = made.chat_template, made.eos_token_id
+    return TokenizerFiles(made.backend_tokenizer, end_id, made.special_tokens_map, templates)
+
+
 @pytest.mark.parametrize("name", [*ALIKE, *LEFT])
 def test_a_tokenizer_is_the_one_that_transformers_makes(
-    tmp_path: Path, written: Files, name: str
+    tmp_path: Path, written: Files, name: str, left: list[Path]
 ) -> None:
     write(tmp_path, written, (ALIKE | LEFT)[name])
-    assert (tokenizer_files._read_plain(tmp_path) is not None) == (name in ALIKE)
-    ours, theirs = read_tokenizer(tmp_path), tokenizer_files._read_with_transformers(tmp_path)
+    ours = read_tokenizer(tmp_path)
+    assert left == [tmp_path] * (name in LEFT)
+    theirs = read_with_transformers(tmp_path)
     assert ours.end_id == theirs.end_id
     assert ours.special_tokens == theirs.special_tokens
     for for_tools in (False, True):
@@ -179,14 +199,17 @@ def test_bonsai_2_has_the_words_of_qwen3_5(tmp_path: Path, written: Files) -> No
     assert read_tokenizer(tmp_path).fast.to_str() == own.to_str()
 
 
-def test_a_sentencepiece_tokenizer_of_llama_is_left_to_transformers(tmp_path: Path) -> None:
+def test_a_sentencepiece_tokenizer_of_llama_is_left_to_transformers(
+    tmp_path: Path, left: list[Path]
+) -> None:
     write_sentencepiece_tokenizer(tmp_path)
     (tmp_path / MODEL).write_text('{"model_type": "llama"}')
     file = tmp_path / CONFIG
     file.write_text(
         json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "LlamaTokenizer"})
     )
-    assert tokenizer_files._read_plain(tmp_path) is None
+    read_tokenizer(tmp_path)
+    assert left == [tmp_path]
 
 
 def test_the_patterns_are_those_of_transformers() -> None:

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
+from kvcache.child import Cause, Child, Limits
 from server.text.conversation import OutputFormat, Tool
 from server.text.grammar import worker as module
 from server.text.grammar.constraint_spec import ConstraintSpec, spec_json
@@ -108,33 +109,33 @@ async def test_nobody_waits_for_forms_that_take_long(made: GrammarWorker) -> Non
     assert all(estimate.refusal for estimate in await asyncio.gather(*bombs))
 
 
-async def test_of_forms_that_take_long_only_so_many_may_wait(
-    made: GrammarWorker, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("limit", "value"), [("SLOW_WAITING", 1), ("TURN_LIMIT_S", 0.05)])
+async def test_of_forms_that_take_long_few_may_wait_and_none_for_long(
+    read: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
 ) -> None:
-    monkeypatch.setattr(made._slow, "_room", 1)
-    bombs = [made.estimate(bomb(number)) for number in range(3)]
+    monkeypatch.setattr(module, limit, value)
+    worker = GrammarWorker(read.text, read.facts, replace(LIMITS, max_compile_s=1.0))
+    bombs = [worker.estimate(bomb(number)) for number in range(3)]
     found = await asyncio.gather(*bombs, return_exceptions=True)
-    refused = [one for one in found if isinstance(one, CostEstimate) and one.refusal]
-    assert refused
-    assert len([one for one in found if isinstance(one, WorkerBusyError)]) == 3 - len(refused)
-
-
-async def test_who_gets_no_turn_in_time_is_to_come_back(
-    made: GrammarWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "TURN_LIMIT_S", 0.05)
-    assert (await made.estimate(SIMPLE)).refusal is None
-    async with made._slow._turns:
-        with pytest.raises(WorkerBusyError):
-            await made.estimate(BOMB)
-
-
-async def test_who_gets_no_processor_is_to_come_back(read: GrammarTokenizer) -> None:
-    worker = GrammarWorker(read.text, read.facts, replace(LIMITS, max_compile_s=60.0))
-    worker._slow.limits = replace(worker._slow.limits, wall_s=0.05)
-    with pytest.raises(WorkerBusyError):
-        await worker.estimate(BOMB)
     await worker.close()
+    refused = [one for one in found if isinstance(one, CostEstimate) and one.refusal]
+    busy = [one for one in found if isinstance(one, WorkerBusyError)]
+    assert (len(refused) + len(busy), min(len(refused), len(busy))) == (3, 1)
+
+
+class Starved(Child):
+    """Gets no time of a processor."""
+
+    def call(self, limits: Limits, work: Any, *arguments: Any) -> Any:
+        raise limits.to_error(Cause.WALL)
+
+
+async def test_who_gets_no_processor_is_to_come_back(
+    read: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Child", Starved)
+    with pytest.raises(WorkerBusyError):
+        await GrammarWorker(read.text, read.facts, LIMITS).estimate(SIMPLE)
 
 
 def has_ended(process: psutil.Process) -> bool:
