@@ -200,6 +200,8 @@ async def test_a_stored_response_can_be_asked_for_and_deleted(http: httpx2.Async
     first = (await http.post(RESPONSES, json=body(max_output_tokens=2))).json()
     path = f"{RESPONSES}/{first['id']}"
     assert (await http.get(path)).json() == first
+    second = body(max_output_tokens=2, previous_response_id=first["id"])
+    link = {"previous_response_id": (await posted(http, RESPONSES, second))["id"]}
     assert (await http.delete(path)).json() == {
         "id": first["id"],
         "object": "response",
@@ -209,6 +211,8 @@ async def test_a_stored_response_can_be_asked_for_and_deleted(http: httpx2.Async
         gone = await http.request(method, at)
         assert gone.status_code == 404
         assert gone.json()["error"]["code"] == "response_not_found"
+    # What a response was made of stays with it.
+    await posted(http, RESPONSES, body(max_output_tokens=2) | link)
 
 
 async def test_a_key_reads_nothing_of_another_keys(http: httpx2.AsyncClient) -> None:
