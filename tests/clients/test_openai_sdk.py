@@ -1,6 +1,4 @@
-"""OpenAI's own package in this process, whose strict mode refuses what is not of its types: vectors.
-
-make clients tries the other packages against servers."""
+"""OpenAI's own package in this process reads vectors; make clients tries the others."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

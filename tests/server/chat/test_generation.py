@@ -16,12 +16,10 @@ from engine.types import (
 )
 from server.chat.generation import Choices, Prompt, prefix_of_all
 from server.text.pieces import Delta, TextPiece, Usage
-from server.text.pipeline import GenerationError
 from server.text.tokenizer import Tokenizer
 from tests.server.streams import (
     PreparedClient,
     PreparedStream,
-    fault,
     new_times,
     prepared,
     prompt_of,
@@ -55,14 +53,6 @@ def side_by_side(tokenizer: Tokenizer, *answers: str) -> list[list[TokenEvent]]:
 # --- one answer ------------------------------------------------------------------------------
 
 
-async def test_one_answer_has_one_delta_a_step(tokenizer: Tokenizer) -> None:
-    choices, _ = prepared(tokenizer, [said(tokenizer, "Hel", None), said(tokenizer, "lo")])
-    steps = await all_of(choices)
-    assert [len(deltas) for deltas in steps] == [1, 1]
-    assert texts(steps, 1) == ["Hello"]
-    assert choices.usage == Usage(3, 5, 0)
-
-
 @pytest.mark.parametrize(
     ("made_s", "rate"),
     [((7.0,), None), ((7.0, 7.0), None), ((7.0, 7.5), 2.0), ((7.0, 8.0, 8.5, 9.0), 1.5)],
@@ -86,26 +76,6 @@ async def test_an_answer_that_a_stop_string_ends_is_aborted(tokenizer: Tokenizer
     async with aclosing(choices.steps(PING_S)) as steps:  # type: ignore[type-var]
         (delta,) = await anext(steps)
         assert (delta.finish, stream.closed, choices.finished) == ("stop", True, True)
-
-
-async def test_silence_is_a_step_without_deltas(tokenizer: Tokenizer) -> None:
-    choices, _ = prepared(tokenizer, [[], [], said(tokenizer, "a")])
-    assert [len(deltas) for deltas in await all_of(choices)] == [0, 0, 1]
-
-
-async def test_a_fault_closes_everything(tokenizer: Tokenizer) -> None:
-    choices, (stream,) = prepared(tokenizer, [said(tokenizer, "ab", None), [fault("broken")]])
-    with pytest.raises(GenerationError, match="broken"):
-        await all_of(choices)
-    assert stream.closed
-
-
-async def test_a_reader_that_stops_early_ends_the_request(tokenizer: Tokenizer) -> None:
-    choices, (stream,) = prepared(tokenizer, [said(tokenizer, "a", None)] * 2)
-    async with aclosing(choices.steps(PING_S)) as steps:  # type: ignore[type-var]
-        await anext(steps)
-        assert not stream.closed
-    assert stream.closed
 
 
 # --- several ---------------------------------------------------------------------------------

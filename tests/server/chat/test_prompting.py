@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from engine.types import NO_SALT
 from server.chat.generation import Prompt
 from server.chat.prompting import constraint_spec_of
 from server.protocol.common import OpenAISamplingFields
@@ -17,7 +16,6 @@ from server.text.conversation import (
     Thinking,
     Tool,
     ToolChoice,
-    Turn,
 )
 from server.text.pipeline import ParseOptions
 from server.text.tokenizer import Tokenizer
@@ -71,18 +69,6 @@ def test_a_model_that_knows_no_tools_refuses_them(own_engine: Engine, tmp_path: 
     assert prompt(service, talk()).parse_options == ParseOptions("Hello")
     without = talk(tools=(LOOK,), tool_choice=ToolChoice("none"))
     assert prompt(service, without).parse_options == ParseOptions("Hello")
-
-
-def test_a_prompt_is_encoded_as_it_would_be_also_where_it_does_not_fit(service: Service) -> None:
-    for conversation in (talk(), talk(Turn("system", "Be brief."), tools=(LOOK,))):
-        text, _ = service.tokenizer.template.render(conversation)
-        encoded = asyncio.run(service.prompts.encode(conversation, "messages", NO_SALT))
-        assert encoded.ids == asyncio.run(service.tokenizer.encode_text(text)).ids
-        counted = asyncio.run(service.prompts.count_tokens(conversation, "messages", NO_SALT))
-        assert counted == len(encoded.ids)
-    too_long = talk(Turn("user", "x" * 10 * service.rules.max_model_len))
-    encoded = asyncio.run(service.prompts.encode(too_long, "messages", NO_SALT))
-    assert len(encoded.ids) > 10 * service.rules.max_model_len
 
 
 # --- what the answer is held to ---------------------------------------------------------------

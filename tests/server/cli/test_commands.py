@@ -268,11 +268,6 @@ def test_the_first_hour_measures_the_demo_and_a_named_model(
     assert "save your work" in result.stderr
 
 
-def test_the_doctor_refuses_a_wrong_setting_in_one_sentence(quire: Run) -> None:
-    line = one_sentence(quire("doctor", "--kv-backend", "papyrus"), SETTINGS)
-    assert line.startswith("quire: setting cache.kv_backend: ")
-
-
 def test_the_doctor_starts_where_the_extension_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "mlx").mkdir()
     (tmp_path / "mlx" / "__init__.py").write_text("raise ImportError('MLX is of papyrus')")

@@ -232,18 +232,6 @@ def test_a_template_is_tried_at_start_and_what_is_wrong_with_it_is_said(
     assert all("/v1/completions works" in line for line in warnings)
 
 
-@pytest.mark.parametrize("kind", ["10**9 layers", "zeros as config.json"])
-@pytest.mark.usefixtures("impatient_reader")
-def test_a_hostile_model_is_planned_within_limits(
-    kind: str, tiny_model: Path, tmp_path: Path, quire: Run
-) -> None:
-    folder = spoil(tiny_model, tmp_path / "hostile", kind)
-    assert "hostile" in one_sentence(quire("plan", folder), MODEL)
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text("{}")
-    assert "config.json" in one_sentence(quire("plan", folder), MODEL)
-
-
 @pytest.mark.usefixtures("folders_are_read_elsewhere")
 def test_one_process_reads_the_files_and_tries_the_template_and_ends(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch

@@ -135,15 +135,6 @@ async def test_agents_apis_go_on_and_a_chat_is_refused_where_nothing_is_set(
     }
 
 
-async def test_a_talk_without_images_says_nothing_of_them(http: httpx2.AsyncClient) -> None:
-    with capture_logs() as entries:
-        body = {"messages": [{"role": "user", "content": "Hello"}]}
-        response = await http.post(MESSAGES, json=body | {"max_tokens": 2})
-    assert response.status_code == 200
-    assert HEADER not in response.headers
-    assert not any("images_not_shown" in entry for entry in entries)
-
-
 async def test_a_stored_response_remembers_that_there_was_an_image(
     http: httpx2.AsyncClient, tokenizer: Tokenizer, submitted: list[Request]
 ) -> None:

@@ -116,13 +116,6 @@ async def test_no_length_and_no_seed_are_what_ollama_means_by_them(
     assert len({one.params[0].seed for one in submitted}) == 4
 
 
-async def test_an_overflow_has_both_figures_whatever_num_ctx_says(http: httpx2.AsyncClient) -> None:
-    body = chat("x" * MAX_LEN, options={"num_ctx": 2 * MAX_LEN})
-    said = await refused(http, OLLAMA_CHAT, body)
-    assert f"maximum context length is {MAX_LEN} tokens" in said
-    assert "resulted in 1019 tokens" in said
-
-
 @pytest.mark.parametrize("path", [OLLAMA_CHAT, GENERATE])
 @pytest.mark.parametrize(
     ("keep_alive", "reason"),

@@ -78,11 +78,6 @@ def test_a_character_comes_out_when_its_last_byte_is_there(tokenizer: Tokenizer)
     assert found == ["", "é", "", "", "", "😀", "!", ""]
 
 
-def test_half_a_character_at_the_end_becomes_a_replacement_character(tokenizer: Tokenizer) -> None:
-    found = texts_of(tokenizer, ids_of(tokenizer, "a😀")[:-1])
-    assert found == ["a", "", "", "", "\N{REPLACEMENT CHARACTER}"]
-
-
 def test_special_tokens_are_no_text_and_other_added_tokens_are(tokenizer: Tokenizer) -> None:
     ids = ids_of(tokenizer, "<|im_start|><think>a</think><|im_end|>")
     assert len(ids) == 5
@@ -206,12 +201,6 @@ def test_text_is_not_held_back_once_its_part_is_certain() -> None:
     assert [delta.pieces for delta in deltas_of(parts, ParseOptions(PLAIN))] == [*wanted, []]
 
 
-def test_tokens_of_reasoning_are_counted(tokenizer: Tokenizer) -> None:
-    pipeline = TextPipeline(tokenizer, PARAMS, (), ParseOptions(PLAIN))
-    pipeline.feed([*map(token, ids_of(tokenizer, "<think>ab</think>cde"))])
-    assert (pipeline.completion_tokens, pipeline.reasoning_tokens) == (7, 3)
-
-
 # --- calls -----------------------------------------------------------------------------------
 
 TOOLS = (LOOK, Tool("f"))
@@ -331,10 +320,6 @@ def test_a_call_does_not_begin_behind_a_begun_line() -> None:
     assert read(LLAMA_CALL, options(LLAMA, begun="So:\n"))[0] == [said(LLAMA_CALL)]
 
 
-def test_without_tools_a_call_is_content() -> None:
-    assert read(hermes(), ParseOptions(PLAIN)) == ([said(hermes())], "stop")
-
-
 @pytest.mark.parametrize("form", [HERMES, XML])
 @pytest.mark.parametrize("finish", [STOP, LENGTH])
 @CUTS
@@ -344,12 +329,6 @@ def test_nothing_is_read_behind_as_many_calls_as_are_allowed(
     one = hermes(at="x") if form is HERMES else xml(at="x")
     found = read(f"a\n{one}\n{one} and more", options(form, 1), size, finish)
     assert found == ([said("a"), *call(0, "look", AT_X)], "tool_calls")
-
-
-def test_the_last_call_allowed_ends_with_its_arguments() -> None:
-    text = hermes(at="x")
-    deltas = deltas_of(list(text), options(max_calls=1))
-    assert (len(deltas), deltas[-1].finish) == (text.index("}") + 1, "tool_calls")
 
 
 @pytest.mark.parametrize(
@@ -578,44 +557,6 @@ def test_an_empty_stop_string_is_a_bug() -> None:
 
 
 CALL = hermes()
-
-
-@pytest.mark.parametrize("step", [1, 1000])
-@pytest.mark.parametrize(
-    "stop", ["Hm", "m.\n", "\n", "</think>", "<tool_call>", "look", "}}", ' "']
-)
-def test_a_stop_string_ends_neither_thoughts_nor_calls(
-    tokenizer: Tokenizer, stop: str, step: int
-) -> None:
-    pipeline = TextPipeline(tokenizer, PARAMS, (stop,), options(prompt=OPENED))
-    deltas = fed(pipeline, events_of(tokenizer, f"Hm.\n</think>\n\n{CALL}\n{CALL}", STOP), step)
-    assert pieces_of(deltas) == [thought("Hm."), *call(0, "look", "{}"), *call(1, "look", "{}")]
-    assert (deltas[-1].finish, deltas[-1].stop_string) == ("tool_calls", None)
-
-
-@pytest.mark.parametrize("step", [1, 1000])
-@pytest.mark.parametrize(
-    ("text", "content", "reason"),
-    [
-        ("Hm STOP.\n</think>\n\nWell STOP", "Well ", "stop"),
-        ("</think>Well STOP " + CALL, "Well ", "stop"),
-        (f"</think>{CALL}\nDone STOP. {CALL}", "Done ", "tool_calls"),
-        (f"</think>ST{CALL}OP STOP", "STOP ", "tool_calls"),
-        ("</think><tool_call>STOP</tool_call>", "<tool_call>", "stop"),
-        ("</think><tool_call>{STOP", "<tool_call>{", "stop"),
-        ("</think><tool_call>{STOP " + CALL, "<tool_call>{", "stop"),
-        ("</think>Well STO", "Well STO", "length"),
-    ],
-)  # fmt: skip
-def test_a_stop_string_ends_what_is_said(
-    tokenizer: Tokenizer, text: str, content: str, reason: str, step: int
-) -> None:
-    pipeline = TextPipeline(tokenizer, PARAMS, ("STOP",), options(prompt=OPENED))
-    deltas = fed(pipeline, events_of(tokenizer, text, LENGTH), step)
-    pieces = [piece for delta in deltas for piece in delta.pieces if isinstance(piece, TextPiece)]
-    found = "".join(piece.text for piece in pieces if piece.channel is Channel.CONTENT)
-    assert (found, deltas[-1].finish) == (content, reason)
-    assert deltas[-1].stop_string == (None if reason == "length" else "STOP")
 
 
 # --- deltas ----------------------------------------------------------------------------------
