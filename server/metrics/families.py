@@ -1,7 +1,10 @@
-"""Makes Prometheus metric families without ``_created`` (times of creation)."""
+"""Makes Prometheus metric families without ``_created`` (times of creation). The name of a counter
+ends with ``_total``. metrics.toml has the help texts."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
+from pathlib import Path
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -13,68 +16,56 @@ from prometheus_client.utils import floatToGoString
 
 from engine.types import HistogramCounts
 
-Labelled = Iterable[tuple[tuple[str, ...], float]]
+Labels = tuple[str, ...]
+Labelled = Iterable[tuple[Labels, float]]
 """Pairs (values of a metric's labels, the metric's value for these labels)."""
+HELP = tomllib.loads(Path(__file__).with_name("metrics.toml").read_text(encoding="utf-8"))
 
 
-def gauge(name: str, help_text: str, value: float) -> Metric:
-    return GaugeMetricFamily(name, help_text, value=float(value))
+def gauge(name: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, HELP[name], value=float(value))
 
 
-def counter(name: str, help_text: str, value: float) -> Metric:
-    """Make a counter. The ending ``_total`` is added to ``name``."""
-    return CounterMetricFamily(name, help_text, value=float(value))
-
-
-def info(name: str, help_text: str, labels: dict[str, str]) -> Metric:
-    """Make a gauge that is always 1 and has facts as labels."""
-    return gauges(name, help_text, tuple(labels), [(tuple(labels.values()), 1)])
+def counter(name: str, value: float) -> Metric:
+    return CounterMetricFamily(name, HELP[name], value=float(value))
 
 
 def each(
-    make: Callable[[str, str, float], Metric],
-    prefix: str,
-    texts: Mapping[str, str],
-    figures: object,
-    suffix: str = "",
+    make: Callable[[str, float], Metric], name: str, attributes: Iterable[str], figures: object
 ) -> Iterator[Metric]:
-    """Yield a metric for each name in ``texts``: the attribute of ``figures`` with this name."""
-    for name, text in texts.items():
-        yield make(f"quire_{prefix}{name}{suffix}", text, getattr(figures, f"{name}{suffix}"))
+    """Yield a metric for each attribute of ``figures``. Its name replaces the {} in ``name``."""
+    for attribute in attributes:
+        yield make(name.format(attribute), getattr(figures, attribute))
 
 
-def counters(name: str, help_text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
-    """Make a counter with labels. The ending ``_total`` is added to ``name``."""
-    family = CounterMetricFamily(name, help_text, labels=labels)
+def counters(name: str, labels: Labels, values: Labelled, help_text: str = "") -> Metric:
+    family = CounterMetricFamily(name, help_text or HELP[name], labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, float(value))
     return family
 
 
-def gauges(name: str, help_text: str, labels: tuple[str, ...], values: Labelled) -> Metric:
-    family = GaugeMetricFamily(name, help_text, labels=labels)
+def gauges(name: str, labels: Labels, values: Labelled, help_text: str = "") -> Metric:
+    family = GaugeMetricFamily(name, help_text or HELP[name], labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, float(value))
     return family
 
 
-def histogram(name: str, help_text: str, counts: HistogramCounts) -> Metric:
-    return HistogramMetricFamily(name, help_text, buckets=_buckets(counts), sum_value=counts.total)
+def histogram(name: str, counts: HistogramCounts) -> Metric:
+    return histograms(name, (), [((), counts)])
 
 
 def histograms(
     name: str,
-    help_text: str,
-    labels: tuple[str, ...],
-    values: Iterable[tuple[tuple[str, ...], HistogramCounts]],
+    labels: Labels,
+    values: Iterable[tuple[Labels, HistogramCounts]],
+    help_text: str = "",
 ) -> Metric:
-    family = HistogramMetricFamily(name, help_text, labels=labels)
+    family = HistogramMetricFamily(name, help_text or HELP[name], labels=labels)
     for label_values, counts in values:
-        family.add_metric(label_values, buckets=_buckets(counts), sum_value=counts.total)
+        # Each of Prometheus's buckets includes the counts of all smaller ones.
+        bounds = [*map(floatToGoString, counts.bounds), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(counts.counts)), strict=True))
+        family.add_metric(label_values, buckets=buckets, sum_value=counts.total)
     return family
-
-
-def _buckets(counts: HistogramCounts) -> list[tuple[str, float]]:
-    """Return Prometheus's buckets, each of which includes the counts of all smaller ones."""
-    bounds = [*map(floatToGoString, counts.bounds), "+Inf"]
-    return list(zip(bounds, map(float, accumulate(counts.counts)), strict=True))

@@ -16,14 +16,11 @@ from engine.machine import machine_memory
 from engine.serving import ServingEngine
 from server.config import MetricsSection
 from server.metrics.engine_figures import EngineCollector
-from server.metrics.families import counter, each, gauge, info
+from server.metrics.families import counter, each, gauge, gauges
 from server.metrics.requests import HttpMetrics
 from server.metrics.vllm_names import VllmCollector
 
-MEMORY_GAUGES = {
-    "total": "Bytes of memory of the machine, or of the container where its limit is lower",
-    "available": "Bytes of memory that programs could still get without swapping",
-}
+MEMORY_GAUGES = ("total_bytes", "available_bytes")
 Footprint = Callable[[int], int]
 """A function from the bytes of K and V to all bytes that the system charges this process for."""
 
@@ -37,67 +34,23 @@ class SystemCollector(Collector):
         self._process = psutil.Process()
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._of_process()
-        yield from self._of_memory()
-
-    def _of_process(self) -> Iterator[Metric]:
-        process = self._process
+        process, kv = self._process, self._client.stats.kv
         with process.oneshot():
             used, times = process.memory_info(), process.cpu_times()
             threads, started = process.num_threads(), process.create_time()
-        yield gauge(
-            "process_resident_memory_bytes", "Bytes of RAM that this process uses", used.rss
-        )
-        yield gauge(
-            "process_virtual_memory_bytes",
-            "Bytes of address space that this process has reserved, whether memory "
-            "stands behind it or not",
-            used.vms,
-        )
-        yield counter(
-            "process_cpu_seconds",
-            "Seconds of processor time that this process has used, user and system together",
-            times.user + times.system,
-        )
-        yield gauge(
-            "process_open_fds",
-            "File descriptors, sockets included, that this process has open",
-            process.num_fds(),
-        )
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        yield gauge(
-            "process_max_fds",
-            "Largest number of file descriptors that this process may have open",
-            limit,
-        )
-        yield gauge(
-            "process_start_time_seconds",
-            "Start time of this process in seconds since the Unix epoch",
-            started,
-        )
-        yield gauge("process_threads", "Threads that this process runs", threads)
-        kv = self._client.stats.kv
-        yield gauge(
-            "quire_process_footprint_bytes",
-            "Bytes of memory that the operating system charges this process for, in RAM "
-            "or swapped out",
-            self._footprint(0 if kv is None else kv.committed_bytes),
-        )
-
-    def _of_memory(self) -> Iterator[Metric]:
-        memory, swap = machine_memory(), psutil.swap_memory()
-        yield from each(gauge, "system_memory_", MEMORY_GAUGES, memory, "_bytes")
-        yield gauge(
-            "quire_system_swap_used_bytes",
-            "Bytes of memory that the system has swapped out, of all programs",
-            swap.used,
-        )
-        yield gauge(
-            "quire_memory_pressure_level",
-            "How short of memory the operating system is: 0 is normal, 1 is a warning, 2 "
-            "is critical",
-            self._client.pressure,
-        )
+        yield gauge("process_resident_memory_bytes", used.rss)
+        yield gauge("process_virtual_memory_bytes", used.vms)
+        yield counter("process_cpu_seconds_total", times.user + times.system)
+        yield gauge("process_open_fds", process.num_fds())
+        yield gauge("process_max_fds", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        yield gauge("process_start_time_seconds", started)
+        yield gauge("process_threads", threads)
+        charged = self._footprint(0 if kv is None else kv.committed_bytes)
+        yield gauge("quire_process_footprint_bytes", charged)
+        memory = machine_memory()
+        yield from each(gauge, "quire_system_memory_{}", MEMORY_GAUGES, memory)
+        yield gauge("quire_system_swap_used_bytes", psutil.swap_memory().used)
+        yield gauge("quire_memory_pressure_level", self._client.pressure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +69,7 @@ class About(Collector):
             "kv_backend": self.kv_backend,
             "arithmetic": self.arithmetic,
         }
-        yield info(
-            "quire_info",
-            "Always 1; its labels name the version, the model, the KV cache backend "
-            "and the arithmetic",
-            labels,
-        )
+        yield gauges("quire_info", tuple(labels), [(tuple(labels.values()), 1)])
 
 
 NOTHING_KNOWN = About()

@@ -80,67 +80,21 @@ class HttpMetrics(Collector):
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        yield counters(
-            "quire_requests",
-            "HTTP responses that have begun, by route and status code",
-            ("endpoint", "status"),
-            self._requests.items(),
-        )
-        yield histograms(
-            "quire_http_request_duration_seconds",
-            "Seconds from the head of an HTTP request to the end of its response, by route",
-            ("endpoint",),
-            [((path,), counted.snapshot) for path, counted in self._durations.items()],
-        )
-        yield counters(
-            "quire_refused_requests",
-            "Requests that were refused and connections that were closed by a limit or "
-            "guard, by reason",
-            ("reason",),
-            [((reason.value,), count) for reason, count in self._refusals.items()],
-        )
-        yield gauge(
-            "quire_open_connections", "Client connections that are open", self._open_connections
-        )
-        yield gauge(
-            "quire_draining_ratio",
-            "1 while the server shuts down: running answers may end and new requests are "
-            "refused; else 0",
-            self.draining,
-        )
-        yield from _answers(self._latencies)
-
-
-def _answers(latencies: Latencies) -> Iterator[Metric]:
-    finished = latencies.finished
-    yield counters(
-        "quire_requests_finished",
-        "Answers that have ended, by reason; a request for several answers counts once for each",
-        ("reason",),
-        [((reason,), finished[reason]) for reason in FINISH_REASONS],
-    )
-    yield histogram(
-        "quire_time_to_first_token_seconds",
-        "Seconds from the head of a request to the first token of each of its answers",
-        latencies.first_token_s.snapshot,
-    )
-    yield histogram(
-        "quire_inter_token_latency_seconds",
-        "Seconds between one delivery of tokens to an answer and the next, of one token or more",
-        latencies.inter_token_s.snapshot,
-    )
-    yield histogram(
-        "quire_request_duration_seconds",
-        "Seconds from the head of a request to the end of each of its answers",
-        latencies.duration_s.snapshot,
-    )
-    yield histogram(
-        "quire_request_prompt_tokens",
-        "Prompt tokens of each answer that has ended",
-        latencies.prompt_tokens.snapshot,
-    )
-    yield histogram(
-        "quire_request_generated_tokens",
-        "Generated tokens of each answer that has ended",
-        latencies.generated_tokens.snapshot,
-    )
+        durations = [((path,), counted.snapshot) for path, counted in self._durations.items()]
+        refusals = [((reason.value,), count) for reason, count in self._refusals.items()]
+        yield counters("quire_requests_total", ("endpoint", "status"), self._requests.items())
+        yield histograms("quire_http_request_duration_seconds", ("endpoint",), durations)
+        yield counters("quire_refused_requests_total", ("reason",), refusals)
+        yield gauge("quire_open_connections", self._open_connections)
+        yield gauge("quire_draining_ratio", self.draining)
+        latencies = self._latencies
+        finished = [((reason,), latencies.finished[reason]) for reason in FINISH_REASONS]
+        yield counters("quire_requests_finished_total", ("reason",), finished)
+        for name, measured in (
+            ("quire_time_to_first_token_seconds", latencies.first_token_s),
+            ("quire_inter_token_latency_seconds", latencies.inter_token_s),
+            ("quire_request_duration_seconds", latencies.duration_s),
+            ("quire_request_prompt_tokens", latencies.prompt_tokens),
+            ("quire_request_generated_tokens", latencies.generated_tokens),
+        ):
+            yield histogram(name, measured.snapshot)

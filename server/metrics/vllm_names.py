@@ -38,7 +38,7 @@ class VllmCollector(Collector):
             ("num_requests_running", "requests_running", stats.running),
             ("num_requests_waiting", "requests_waiting", stats.waiting),
         ):
-            yield gauges(f"vllm:{name}", _same_as(own_name), LABELS, self._one(value))
+            yield gauges(f"vllm:{name}", LABELS, self._one(value), _same_as(own_name))
         for name, own_name, value in (
             ("prefix_cache_queries", "prompt_tokens_submitted_total", submitted),
             ("prefix_cache_hits", "prompt_tokens_cached_total", stats.cached_prompt_tokens),
@@ -46,7 +46,7 @@ class VllmCollector(Collector):
             ("generation_tokens", "generated_tokens_total", stats.generated_tokens),
             ("num_preemptions", "preemptions_total", stats.preemptions),
         ):
-            yield counters(f"vllm:{name}", _same_as(own_name), LABELS, self._one(value))
+            yield counters(f"vllm:{name}", LABELS, self._one(value), _same_as(own_name))
         if stats.kv is not None:
             yield from self._pool(stats.kv)
         yield self._finished()
@@ -59,37 +59,25 @@ class VllmCollector(Collector):
             (PROMPT, PROMPT, seen.prompt_tokens.snapshot),
             ("request_generation_tokens", GENERATED, seen.generated_tokens.snapshot),
         ):
-            yield histograms(f"vllm:{name}", _same_as(own_name), LABELS, [(self._labels, counts)])
+            yield histograms(f"vllm:{name}", LABELS, [(self._labels, counts)], _same_as(own_name))
 
     def _pool(self, kv: KVStats) -> Iterator[Metric]:
         """Yield the metrics of the KV cache. As in vLLM, cached blocks count as free."""
-        used = kv.used_bytes / kv.capacity_bytes
-        text = (
-            "Part of the KV cache's capacity, from 0 to 1, that is neither free nor "
-            "kept for prefix hits"
-        )
+        used, blocks = kv.used_bytes / kv.capacity_bytes, kv.capacity_bytes // kv.block_bytes
         for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
-            yield gauges(f"vllm:{name}", text, LABELS, self._one(used))
-        blocks = kv.capacity_bytes // kv.block_bytes
-        yield gauges(
-            "vllm:cache_config_info",
-            "Always 1; its labels say how many tokens a block has and how many blocks "
-            "the budget allows",
-            (*LABELS, "block_size", "num_gpu_blocks"),
-            [((*self._labels, str(kv.block_tokens), str(blocks)), 1)],
-        )
+            yield gauges(f"vllm:{name}", LABELS, self._one(used))
+        sizes = (*self._labels, str(kv.block_tokens), str(blocks))
+        labels = (*LABELS, "block_size", "num_gpu_blocks")
+        yield gauges("vllm:cache_config_info", labels, [(sizes, 1)])
 
     def _finished(self) -> Metric:
         finished = self._latencies.finished
-        return counters(
-            "vllm:request_success",
-            _same_as("requests_finished_total"),
-            (*LABELS, "finished_reason"),
-            [
-                ((*self._labels, vllm_reason), sum(finished[reason] for reason in own_name))
-                for vllm_reason, own_name in REASONS.items()
-            ],
-        )
+        ends = [
+            ((*self._labels, reason), sum(finished[own_name] for own_name in own_names))
+            for reason, own_names in REASONS.items()
+        ]
+        labels, text = (*LABELS, "finished_reason"), _same_as("requests_finished_total")
+        return counters("vllm:request_success", labels, ends, text)
 
     def _one(self, value: float) -> Labelled:
         return [(self._labels, value)]

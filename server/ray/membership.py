@@ -157,20 +157,13 @@ class Membership:
         return rows
 
 
-GAUGES = {
-    "quire_replica_requests_running": ("running", "Sequences that the replica has admitted"),
-    "quire_replica_requests_waiting": (
-        "waiting",
-        "Sequences that wait for admission at the replica",
-    ),
-}
-COUNTERS = {
-    "quire_replica_prompt_tokens": (
-        "submitted_prompt_tokens",
-        "Prompt tokens that the replica was given",
-    ),
-    "quire_replica_cached_prompt_tokens": ("cached_prompt_tokens", "Those that its cache had"),
-    "quire_replica_generated_tokens": ("generated_tokens", "Tokens that the replica has generated"),
+# ``{name of a metric with one value per replica: (maker, field of EngineStats)}``.
+OF_EACH_REPLICA = {
+    "quire_replica_requests_running": (gauges, "running"),
+    "quire_replica_requests_waiting": (gauges, "waiting"),
+    "quire_replica_prompt_tokens_total": (counters, "submitted_prompt_tokens"),
+    "quire_replica_cached_prompt_tokens_total": (counters, "cached_prompt_tokens"),
+    "quire_replica_generated_tokens_total": (counters, "generated_tokens"),
 }
 
 
@@ -182,22 +175,11 @@ class ReplicasCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         silent, reports = self._members.silent, self._members.reports
-        yield gauge(
-            "quire_replicas", "Replicas that there are, whether they answer or not", len(reports)
-        )
-        yield counter(
-            "quire_replica_retries",
-            "Prompts that were given to another replica because one was silent, gone or full",
-            self._members.retries,
-        )
         labels, rows = ("replica", "host"), [(each.name, each.host) for each in reports]
-        yield gauges(
-            "quire_replica_up_ratio",
-            "1 while the replica says how it is, 0 when it is silent; one that is gone has none",
-            labels,
-            [(row, float(row[0] not in silent)) for row in rows],
-        )
-        for family, table in ((gauges, GAUGES), (counters, COUNTERS)):
-            for name, (field, help_text) in table.items():
-                values = [float(getattr(report.stats, field)) for report in reports]
-                yield family(name, help_text, labels, zip(rows, values, strict=True))
+        yield gauge("quire_replicas", len(reports))
+        yield counter("quire_replica_retries_total", self._members.retries)
+        up = [(row, float(row[0] not in silent)) for row in rows]
+        yield gauges("quire_replica_up_ratio", labels, up)
+        for name, (make, field) in OF_EACH_REPLICA.items():
+            values = [float(getattr(report.stats, field)) for report in reports]
+            yield make(name, labels, zip(rows, values, strict=True))

@@ -15,16 +15,12 @@ from server.supervisor.process import Headers
 # Upper bound of the answers' histograms, which stay empty because the front counts no answers.
 MAX_MODEL_LEN = 32768
 PATH = b"/metrics"
-# ``{name of a metric with one value per model: (maker, attribute of ManagedModel, help text)}``.
+# ``{name of a metric with one value per model: (maker, attribute of ManagedModel)}``.
 OF_EACH_MODEL = {
-    "quire_model_loaded_ratio": (gauges, "loaded", "1 while the model is loaded, else 0"),
-    "quire_model_users": (gauges, "users", "Requests that a model answers or that wait for it"),
-    "quire_model_loads": (counters, "loads", "Times that a model was loaded"),
-    "quire_model_load_seconds": (
-        counters,
-        "load_seconds",
-        "Seconds that all loads of a model have taken together",
-    ),
+    "quire_model_loaded_ratio": (gauges, "loaded"),
+    "quire_model_users": (gauges, "users"),
+    "quire_model_loads_total": (counters, "loads"),
+    "quire_model_load_seconds_total": (counters, "load_seconds"),
 }
 
 
@@ -37,35 +33,16 @@ class ModelsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         supervisor = self._supervisor
         models = list(supervisor.models.values())
-        yield gauge(
-            "quire_models_memory_budget_bytes",
-            "Memory that all models together may have",
-            supervisor.budget_bytes,
-        )
-        yield gauge(
-            "quire_models_memory_free_bytes",
-            "Memory of the budget that no model has",
-            supervisor.free_bytes,
-        )
-        for name, (make, attribute, text) in OF_EACH_MODEL.items():
+        yield gauge("quire_models_memory_budget_bytes", supervisor.budget_bytes)
+        yield gauge("quire_models_memory_free_bytes", supervisor.free_bytes)
+        for name, (make, attribute) in OF_EACH_MODEL.items():
             values = [((model.name,), float(getattr(model, attribute))) for model in models]
-            yield make(name, text, ("model",), values)
-        yield gauges(
-            "quire_model_memory_bytes",
-            "What a model has of the budget: K and V at most, and all else",
-            ("model", "kind"),
-            [
-                *(((model.name, "kv"), model.kv_bytes) for model in models),
-                *(((model.name, "other"), model.held_bytes - model.kv_bytes) for model in models),
-            ],
-        )
-        yield counters(
-            "quire_model_ends",
-            "Times that a model's process ended: nobody wanted it any more (keep_alive), another "
-            "model needed its memory (room), it failed, or somebody asked for it (stopped)",
-            ("model", "reason"),
-            [((m.name, reason), count) for m in models for reason, count in m.ends.items()],
-        )
+            yield make(name, ("model",), values)
+        kv = [((model.name, "kv"), model.kv_bytes) for model in models]
+        other = [((model.name, "other"), model.held_bytes - model.kv_bytes) for model in models]
+        yield gauges("quire_model_memory_bytes", ("model", "kind"), [*kv, *other])
+        ends = [((model.name, reason), n) for model in models for reason, n in model.ends.items()]
+        yield counters("quire_model_ends_total", ("model", "reason"), ends)
 
 
 class FrontMetrics(HttpMetrics):

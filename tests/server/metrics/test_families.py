@@ -3,13 +3,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.types import Histogram
-from server.metrics.families import (
-    counters,
-    gauges,
-    histogram,
-    histograms,
-    info,
-)
+from server.metrics.families import counters, gauges, histograms
 
 
 def text_of(*families: Metric) -> str:
@@ -26,7 +20,7 @@ def test_buckets_hold_those_of_all_smaller_ones() -> None:
     counted = Histogram((0.5, 2.0))
     for value in (0.1, 1.0, 1.5, 9.0):
         counted.observe(value)
-    text = text_of(histogram("x_seconds", "Times", counted.snapshot))
+    text = text_of(histograms("x_seconds", (), [((), counted.snapshot)], "Times"))
     assert text.splitlines() == [
         "# HELP x_seconds Times",
         "# TYPE x_seconds histogram",
@@ -41,16 +35,14 @@ def test_buckets_hold_those_of_all_smaller_ones() -> None:
 def test_labels_keep_series_apart() -> None:
     counted = Histogram((1.0,)).snapshot
     text = text_of(
-        counters("a", "A", ("kind",), [(("x",), 1), (("y",), 2)]),
-        gauges("b", "B", ("kind",), [(("x",), 3)]),
-        histograms("c_seconds", "C", ("kind",), [(("x",), counted), (("y",), counted)]),
-        info("d_info", "D", {"version": "1", "model": "m"}),
+        counters("a_total", ("kind",), [(("x",), 1), (("y",), 2)], "A"),
+        gauges("b", ("kind",), [(("x",), 3)], "B"),
+        histograms("c_seconds", ("kind",), [(("x",), counted), (("y",), counted)], "C"),
     )
     for line in (
         'a_total{kind="x"} 1.0',
         'a_total{kind="y"} 2.0',
         'b{kind="x"} 3.0',
         'c_seconds_count{kind="y"} 0.0',
-        'd_info{model="m",version="1"} 1.0',
     ):
         assert line in text.splitlines()

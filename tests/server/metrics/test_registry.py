@@ -5,15 +5,20 @@ import subprocess
 from importlib.metadata import version
 
 import pytest
+from prometheus_client.core import Metric
 
 from engine.client import EngineClient
+from server.config import MetricsSection, ModelsSection
 from server.metrics import Metrics
+from server.metrics.families import HELP
 from server.metrics.registry import About
 from server.metrics.requests import HttpMetrics, Refusal
+from server.ray.membership import Membership, ReplicasCollector
+from server.supervisor.metrics import ModelsCollector
+from server.supervisor.models import ModelSupervisor
 from tests.engines import recall_loop
 from tests.server.harness import Engine
 from tests.server.metrics.scraping import client_with, samples_of, value
-from tests.server.metrics.table import DOCUMENT, families, table
 
 PROMTOOL = shutil.which(os.environ.get("PROMTOOL", "promtool"))
 # Of promlint's rules, those that a name can break.
@@ -71,15 +76,29 @@ def test_an_engine_that_was_never_started_has_no_pool_yet() -> None:
 # --- names -----------------------------------------------------------------------------------
 
 
+def families(client: EngineClient) -> dict[str, Metric]:
+    """All metrics of all kinds of servers, by full name."""
+    several = ModelsCollector(ModelSupervisor(ModelsSection(), 0))
+    replicas = ReplicasCollector(Membership(1.0, lambda: 0.0))
+    own = Metrics(client, settings=MetricsSection(vllm_names=True)).registry
+    shown = (*own.collect(), *several.collect(), *replicas.collect())
+    return {each.name + "_total" * (each.type == "counter"): each for each in shown}
+
+
 def test_names_follow_the_conventions(engine: Engine) -> None:
     """https://prometheus.io/docs/practices/naming/"""
-    for name, kind, _, text in families(engine.client):
-        assert re.fullmatch(r"(quire|process)_[a-z0-9]+(_[a-z0-9]+)*", name)
-        assert text
-        assert not text.endswith(".")
-        assert name.endswith("_total") == (kind == "counter")
-        assert not set(name.split("_")) & (ABBREVIATIONS | OTHER_UNITS | {"counter", "gauge"})
-        assert not name.endswith(("_bucket", "_count", "_sum", "_created"))
+    for name, family in families(engine.client).items():
+        assert not family.documentation.endswith(".")
+        assert name.endswith("_total") == (family.type == "counter")
+        if not name.startswith("vllm:"):
+            assert re.fullmatch(r"(quire|process)_[a-z0-9]+(_[a-z0-9]+)*", name)
+            assert not set(name.split("_")) & (ABBREVIATIONS | OTHER_UNITS | {"counter", "gauge"})
+            assert not name.endswith(("_bucket", "_count", "_sum", "_created"))
+
+
+def test_each_help_text_is_shown_with_its_metric(engine: Engine) -> None:
+    shown = {name: family.documentation for name, family in families(engine.client).items()}
+    assert HELP.items() <= shown.items()
 
 
 def test_no_series_says_when_it_was_made(engine: Engine) -> None:
@@ -95,8 +114,3 @@ def test_prometheus_own_check_accepts_all(engine: Engine) -> None:
     command = [PROMTOOL, "check", "metrics"]
     found = subprocess.run(command, input=metrics.render(), capture_output=True, check=False)
     assert (found.returncode, found.stderr, found.stdout) == (0, b"", b"")
-
-
-def test_the_document_has_what_is_shown(engine: Engine) -> None:
-    """``python -m tests.server.metrics.table`` writes it."""
-    assert DOCUMENT.read_text().endswith(f"{table(engine.client)}\n")
