@@ -4,24 +4,11 @@ import time
 from dataclasses import dataclass
 
 from engine.serving import ServingEngine
-from engine.types import (
-    EngineDeadError,
-    QueueFullError,
-    Request,
-    SamplingParams,
-    ShareFullError,
-)
+from engine.types import EngineDeadError, QueueFullError, Request, SamplingParams, ShareFullError
 from server.chat.drain import Drain
 from server.metrics import Metrics
 from server.metrics.requests import Refusal
-from server.protocol.wire_errors import (
-    ApiError,
-    invalid,
-    key_share_full,
-    overloaded,
-    shutting_down,
-    unavailable,
-)
+from server.protocol.wire_errors import ApiError, come_back, invalid, shutting_down, unavailable
 
 PROBE_PRIORITY = -(2**31)
 PROBE_POLL_S = 0.1
@@ -108,9 +95,12 @@ class Admission:
 
     def count_refusal(self, error: QueueFullError) -> ApiError:
         """Count a request that was refused for lack of room. Return the error for the client."""
-        of_the_key = isinstance(error, ShareFullError)
-        self.metrics.count_refusal(Refusal.KEY_SHARE if of_the_key else Refusal.QUEUE_FULL)
-        return key_share_full() if of_the_key else overloaded()
+        if isinstance(error, ShareFullError):
+            self.metrics.count_refusal(Refusal.KEY_SHARE)
+            message = "This API key has all the places that one key may have"
+            return come_back(429, message, "key_share_full")
+        self.metrics.count_refusal(Refusal.QUEUE_FULL)
+        return come_back(429, "The queue is full", "queue_full")
 
     def _check_places(self, tenant: bytes, places: int) -> None:
         try:

@@ -15,7 +15,7 @@ from server.protocol.wire_errors import (
     MAX_NAME_CHARS,
     ApiError,
     ContextOverflowError,
-    grammars_full,
+    come_back,
     invalid,
     quoted,
 )
@@ -48,7 +48,8 @@ async def compiled_constraint(
     except GrammarError as error:
         raise invalid(f"This form cannot be enforced: {error}.", error.param) from error
     except (WorkerBusyError, GrammarMemoryError) as error:
-        raise grammars_full() from error
+        message = "Too many forms of answers are being compiled or in use"
+        raise come_back(429, message, "grammars_full") from error
     return constraint, () if grammar is None else grammar.not_enforced
 
 

@@ -25,7 +25,7 @@ from structlog.contextvars import bind_contextvars, clear_contextvars, get_conte
 
 from engine.types import EngineLimits, PrefixSalt, Request, SamplingParams
 from server.config import LimitsSection
-from server.protocol.fields import SAMPLING_REFUSED, RefusedFields, check_refused
+from server.protocol.fields import RefusedFields, check_refused, refused
 from server.protocol.wire_errors import ApiError, body_too_large, invalid, quoted
 from server.text.conversation import OutputFormat
 from server.text.json_object import MAX_VALUES, has_many_values, outside_texts
@@ -448,7 +448,7 @@ class SamplingFields(SharedSampling, RequestFields):
 class OpenAISamplingFields(SamplingFields):
     """Sampling parameters as OpenAI names them."""
 
-    refused_fields: ClassVar[RefusedFields] = SAMPLING_REFUSED
+    refused_fields: ClassVar[RefusedFields] = refused("sampling")
 
     length_param: ClassVar[str] = "max_tokens"
     """The API's own field for the answer's length, which takes precedence over ``max_tokens``."""

@@ -18,7 +18,7 @@ from server.protocol.answers import (
     usage_object,
 )
 from server.protocol.common import OpenAISamplingFields, ResponseOptions, TextsOrIds, Whole
-from server.protocol.fields import COMPLETION_REFUSED
+from server.protocol.fields import refused
 from server.protocol.wire_errors import ApiError, check_count, invalid
 from server.text.pieces import Delta, TextPiece, Usage
 from server.text.tokenizer import EncodedText
@@ -32,7 +32,7 @@ PromptText = str | list[int]
 class CompletionRequest(OpenAISamplingFields):
     """The body of POST /v1/completions."""
 
-    refused_fields = COMPLETION_REFUSED
+    refused_fields = refused("sampling", "completions")
 
     prompt: TextsOrIds
     logprobs: Whole | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
@@ -142,7 +142,8 @@ class TextAnswer:
     def last_chunks(self, usage: Usage) -> list[Json]:
         return usage_chunks(self.metadata, "text_completion", usage, self.response_options)
 
-    def failure(self, error: ApiError) -> Json:
+    @staticmethod
+    def failure(error: ApiError) -> Json:
         return error.late_body()
 
     def add(self, delta: Delta) -> None:

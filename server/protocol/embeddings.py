@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from engine.types import PrefixSalt, Request, SamplingParams
 from server.config import LimitsSection
 from server.protocol.common import MAX_PRIORITY, CacheSalt, RequestFields, TextsOrIds, Whole
-from server.protocol.fields import EMBEDDING_REFUSED
+from server.protocol.fields import refused
 from server.protocol.wire_errors import check_count, invalid
 
 MAX_DIMENSIONS = 2**31 - 1
@@ -24,7 +24,7 @@ Vectors = np.ndarray
 class EmbeddingRequest(RequestFields):
     """The body of POST /v1/embeddings. A field that is null counts as missing."""
 
-    refused_fields = EMBEDDING_REFUSED
+    refused_fields = refused("embeddings")
 
     input: TextsOrIds
     encoding_format: Literal["float", "base64"] | None = None

@@ -14,7 +14,7 @@ from server.protocol.chat.request import (
 )
 from server.protocol.chat.tools import AsWord, WireTool, WireToolChoice
 from server.protocol.common import CacheSalt, ListOf, RequestFields, TokenIds
-from server.protocol.fields import TOKENIZE_REFUSED
+from server.protocol.fields import refused
 from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import check_count, invalid
 from server.text.conversation import Conversation
@@ -23,7 +23,7 @@ from server.text.conversation import Conversation
 class TokenizeRequest(ContinuationFields, ThinkingFields, RequestFields):
     """The body of POST /tokenize: ``prompt`` (vLLM), ``content`` (llama.cpp) or ``messages``."""
 
-    refused_fields = TOKENIZE_REFUSED
+    refused_fields = refused("tokenize")
 
     prompt: str | None = None
     content: str | None = None

@@ -178,39 +178,8 @@ def come_back(status: int, message: str, code: str, retry_after_s: int = RETRY_A
     )
 
 
-def overloaded() -> ApiError:
-    return come_back(429, "The queue is full", "queue_full")
-
-
-def key_share_full() -> ApiError:
-    message = "This API key has all the places that one key may have"
-    return come_back(429, message, "key_share_full")
-
-
-def grammars_full() -> ApiError:
-    message = "Too many forms of answers are being compiled or in use"
-    return come_back(429, message, "grammars_full")
-
-
-def out_of_time() -> ApiError:
-    return ApiError(
-        503,
-        "The server did not get to it in the time that a request may take (limits.max_request_s).",
-        type="server_error",
-        code="request_time_over",
-    )
-
-
 def body_too_large(max_bytes: int) -> ApiError:
     return ApiError(413, f"The body is larger than {max_bytes} bytes.", code="body_too_large")
-
-
-def not_json() -> ApiError:
-    return ApiError(
-        415,
-        "The body must be JSON, and say so: send the header `Content-Type: application/json`.",
-        code="unsupported_media_type",
-    )
 
 
 def unavailable(message: str) -> ApiError:

@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 
 from engine.types import EngineStats
 from server.metrics.families import counter, counters, gauge, gauges
+from server.protocol.answers import Json
 from server.ray.replica_calls import ReplicaReport
-from server.routes.service import ReplicaFigures
 
 # Fields of EngineStats that describe a running engine. All other fields count events.
 MOMENTARY = ("running", "waiting", "token_budget", "step_seconds", "mlx", "kv")
@@ -126,33 +126,33 @@ class Membership:
         """The statistics of all replicas together, including ended replicas."""
         return merge_stats([self._gone, *(report.stats for report in self.reports)])
 
-    def figures(self) -> list[ReplicaFigures]:
-        silent, rows = self.silent, []
+    def figures(self) -> list[Json]:
+        """Return what GET /cluster/replicas lists. Without a report, a replica's counts are 0."""
+        silent, now, rows = self.silent, self._clock(), list[Json]()
         for name in sorted(self.names):
-            if name not in self._reports:
-                rows.append(ReplicaFigures(name, None, "starting", None))
-                continue
-            heard, report = self._reports[name]
-            stats, free, cached, total = report.stats, 0, 0, 0
+            heard, report = self._reports.get(name, (now, None))
+            stats = EngineStats() if report is None else report.stats
+            blocks: tuple[int, ...] = (0, 0, 0)
             if (kv := stats.kv) is not None:
                 sizes = kv.free_bytes, kv.cached_bytes, kv.capacity_bytes
-                free, cached, total = (size // kv.block_bytes for size in sizes)
+                blocks = tuple(size // kv.block_bytes for size in sizes)
+            state = "silent" if name in silent else "up"
             rows.append(
-                ReplicaFigures(
-                    name,
-                    report.host,
-                    "silent" if name in silent else "up",
-                    round(self._clock() - heard, 3),
-                    stats.running,
-                    stats.waiting,
-                    report.capacity,
-                    free,
-                    cached,
-                    total,
-                    stats.submitted_prompt_tokens,
-                    stats.cached_prompt_tokens,
-                    stats.generated_tokens,
-                )
+                {
+                    "name": name,
+                    "host": None if report is None else report.host,
+                    "state": "starting" if report is None else state,
+                    "heard_s_ago": None if report is None else round(now - heard, 3),
+                    "running": stats.running,
+                    "waiting": stats.waiting,
+                    "capacity": 0 if report is None else report.capacity,
+                    **dict(
+                        zip(("free_blocks", "cached_blocks", "total_blocks"), blocks, strict=True)
+                    ),
+                    "prompt_tokens": stats.submitted_prompt_tokens,
+                    "cached_tokens": stats.cached_prompt_tokens,
+                    "generated_tokens": stats.generated_tokens,
+                }
             )
         return rows
 

@@ -11,10 +11,10 @@ from engine.types import EngineDeadError, PrefixSalt, TokenEvent
 from server.metrics.answer_times import RequestTimes
 from server.protocol.embeddings import EmbeddingRequest, Vectors, embedding_pieces, shorten
 from server.protocol.wire_errors import (
+    ApiError,
     generation_failed,
     input_too_long,
     invalid,
-    out_of_time,
     too_many_tokens,
 )
 from server.routes.answering import CLIENT_CLOSED_REQUEST, json_response, unless_left
@@ -25,6 +25,7 @@ from server.text.tokenizer import TextsTooLongError, TextTooLongError
 # A request has at most WINDOW * max_num_seqs inputs in the engine at once: enough to keep the
 # engine busy, and few enough to leave the queue to other requests.
 WINDOW = 2
+LATE = "The server did not get to it in the time that a request may take (limits.max_request_s)."
 Inputs = list[tuple[int, ...]]
 
 
@@ -99,7 +100,7 @@ async def _vectors(
                 while not events:
                     left_s = ends_at - service.clock()
                     if left_s <= 0:
-                        raise out_of_time()
+                        raise ApiError(503, LATE, type="server_error", code="request_time_over")
                     ping_s = service.config.server.sse_ping_s
                     events = await stream.next_batch(min(ping_s, left_s))
                 answer.end("error" if events[-1].embedding is None else "stop")

@@ -14,11 +14,13 @@ from server.chat.served_model import ServedModel
 from server.config import Config, LimitsSection
 from server.protocol.common import RequestFields, SamplingFields, limits_by_path
 from server.protocol.unsupported import Api, Unsupported
-from server.protocol.wire_errors import from_validation, not_json
+from server.protocol.wire_errors import ApiError, from_validation
 from server.text.conversation import Conversation
 
 # application/json, and types with the suffix +json: RFC 6839, section 3.1.
 JSON_TYPE = re.compile(r"\s*application/(?:[\w.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
+
+NO_JSON = "The body must be JSON, and say so: send the header `Content-Type: application/json`."
 
 
 class ConversationBody(Protocol):
@@ -37,7 +39,7 @@ async def read_json(request: Request, limits: LimitsSection) -> bytes:
     """Read a body within the route's limits. Raises ApiError. Content types other than JSON get
     415, because browsers let any web page send some of them without asking first (no preflight)."""
     if not JSON_TYPE.match(request.headers.get("content-type", "")):
-        raise not_json()
+        raise ApiError(415, NO_JSON, code="unsupported_media_type")
     body = await request.body()
     await limits_by_path(limits)[request.scope["route"].path].check(body)
     return body

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from engine.serving import ServingEngine
 from server.chat.admission import Admission, generates
@@ -15,6 +15,7 @@ from server.chat.served_model import PromptRules, ServedModel
 from server.config import Config
 from server.metrics import HttpMetrics, Metrics
 from server.metrics.answer_times import RecentRequests
+from server.protocol.answers import Json
 from server.protocol.ollama.answer import Loaded, ModelInfo, capabilities
 from server.protocol.wire_errors import unavailable
 from server.routes.answering import Answering
@@ -27,31 +28,6 @@ from server.text.tokenizer import Tokenizer
 ENCODED_AT_ONCE = 8
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaFigures:
-    """The last report of a cluster's replica. Without a report, host and counts are unknown."""
-
-    name: str
-    host: str | None
-    """The machine's name."""
-    state: Literal["up", "silent", "starting"]
-    """A silent replica no longer answers. A starting replica does not answer yet."""
-    heard_s_ago: float | None
-    """The report's age in seconds."""
-    running: int = 0
-    waiting: int = 0
-    capacity: int = 0
-    """The maximum number of running and waiting requests together."""
-    free_blocks: int = 0
-    cached_blocks: int = 0
-    """KV cache blocks kept for later prompts, and evicted if sequences need their memory."""
-    total_blocks: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens found in the cache."""
-    generated_tokens: int = 0
-
-
 class Served(Requests, Protocol):
     """A server's state and models, for the routes that every server has."""
 
@@ -62,7 +38,7 @@ class Served(Requests, Protocol):
     @property
     def metrics(self) -> HttpMetrics: ...
     @property
-    def replicas(self) -> Callable[[], list[ReplicaFigures]] | None:
+    def replicas(self) -> Callable[[], list[Json]] | None:
         """A function that returns a cluster's replicas, or None if this is no cluster."""
 
     async def check_ready(self) -> None:
@@ -96,7 +72,7 @@ class Service:
     recent: RecentRequests = field(default_factory=RecentRequests)
     encoding: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ENCODED_AT_ONCE))
     clock: Callable[[], float] = time.monotonic
-    replicas: Callable[[], list[ReplicaFigures]] | None = None
+    replicas: Callable[[], list[Json]] | None = None
     written_calls: WrittenCalls = field(init=False)
     reasoning_cache: ReasoningCache = field(init=False)
 

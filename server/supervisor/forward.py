@@ -14,10 +14,12 @@ from starlette.types import Receive, Scope, Send
 
 from server.chat.salts import request_key
 from server.http.errors import SAFE_HEADERS, error_response, note_error
-from server.protocol.answers import EVENTS, LINES, NAMED_EVENTS
+from server.protocol.answers import LINES, NAMED_EVENTS
+from server.protocol.chat.answer import ChatAnswer
 from server.protocol.common import HEADER, current_request_id
-from server.protocol.messages.answer import late_message_error
-from server.protocol.ollama.answer import ollama_error
+from server.protocol.messages.answer import MessageAnswer
+from server.protocol.ollama.answer import OllamaAnswer
+from server.protocol.responses.answer import error_event
 from server.protocol.wire_errors import ApiError
 from server.routes.answering import (
     SIGN_OF_LIFE,
@@ -210,12 +212,11 @@ def _error_of(status: int, body: bytes) -> ApiError:
 
 def _failure_event(scope: Scope, error: ApiError, number: int) -> bytes:
     """Return the error event that ends a stream after ``number`` other events."""
-    if speaks_anthropic(scope):
-        return write_chunk(NAMED_EVENTS, late_message_error(error, current_request_id()))
-    if speaks_ollama(scope):
-        return write_chunk(LINES, ollama_error(error) | error.late_fields)
     if scope["path"].startswith(RESPONSES_PATH):
-        fields = {"code": error.code, "message": error.message, "param": error.param}
-        last = {"type": "error", **fields, **error.late_fields, "sequence_number": number}
-        return write_chunk(NAMED_EVENTS, last)
-    return write_chunk(EVENTS, error.late_body())
+        return write_chunk(NAMED_EVENTS, error_event(error, number))
+    answer: type[ChatAnswer | MessageAnswer | OllamaAnswer] = ChatAnswer
+    if speaks_anthropic(scope):
+        answer = MessageAnswer
+    elif speaks_ollama(scope):
+        answer = OllamaAnswer
+    return write_chunk(answer.stream_form, answer.failure(error))

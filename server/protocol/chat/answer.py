@@ -100,7 +100,8 @@ class ChatAnswer:
     def last_chunks(self, usage: Usage) -> list[Json]:
         return usage_chunks(self.metadata, "chat.completion.chunk", usage, self.response_options)
 
-    def failure(self, error: ApiError) -> Json:
+    @staticmethod
+    def failure(error: ApiError) -> Json:
         return error.late_body()
 
     def add(self, delta: Delta) -> None:

@@ -25,7 +25,7 @@ from server.protocol.common import (
     Whole,
     WireModel,
 )
-from server.protocol.fields import CHAT_REFUSED
+from server.protocol.fields import refused
 from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import check_count, invalid, quoted
 from server.text.conversation import Conversation, TemplateArguments, Thinking, ToolCall, Turn
@@ -257,7 +257,7 @@ class ChatRequest(
 ):
     """The body of POST /v1/chat/completions."""
 
-    refused_fields = CHAT_REFUSED
+    refused_fields = refused("sampling", "structure", "chat")
     length_param = "max_completion_tokens"
 
     messages: Annotated[ListOf[Message], Field(min_length=1)]

@@ -47,13 +47,6 @@ def message_error(error: ApiError, request_id: str) -> dict[str, Any]:
     }
 
 
-def late_message_error(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Return the error with ``ApiError.late_fields``, for the last event of a stream."""
-    body = message_error(error, request_id)
-    body["error"] |= error.late_fields
-    return body
-
-
 # Clients drop reasoning without a signature. quire ignores signatures that clients send back.
 SIGNATURE = "quire"
 STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
@@ -186,8 +179,11 @@ class MessageAnswer:
         end = {"type": "message_delta", "delta": self._end, "usage": self._usage(usage)}
         return [end, {"type": "message_stop"}]
 
-    def failure(self, error: ApiError) -> Json:
-        return late_message_error(error, current_request_id())
+    @staticmethod
+    def failure(error: ApiError) -> Json:
+        body = message_error(error, current_request_id())
+        body["error"] |= error.late_fields
+        return body
 
     def add(self, delta: Delta) -> None:
         add_events(self._content, self.chunks(delta))

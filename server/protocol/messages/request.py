@@ -20,7 +20,7 @@ from server.protocol.common import (
     Whole,
     WireModel,
 )
-from server.protocol.fields import SAMPLING_REFUSED, STRUCTURE_REFUSED, overridden, refused
+from server.protocol.fields import refused
 from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import check_count, invalid, quoted
 from server.text.conversation import (
@@ -278,26 +278,6 @@ def _spoken(blocks: list[tuple[str, Block]], unsupported: Unsupported) -> Turn:
     return Turn("assistant", "".join(texts), "\n\n".join(reasoning), tuple(calls))
 
 
-MESSAGES_REFUSED = overridden(
-    (*SAMPLING_REFUSED, *STRUCTURE_REFUSED),
-    refused("stop", "use stop_sequences"),
-    refused("n", "an answer is one message", 1),
-    refused("best_of", "an answer is one message", 1),
-    refused("use_beam_search", "an answer is one message"),
-    refused("max_completion_tokens", "use max_tokens"),
-    refused("logprobs", "use /v1/chat/completions"),
-    refused("top_logprobs", "use /v1/chat/completions"),
-    refused("return_token_ids", "use /v1/chat/completions"),
-    refused("output_format", "use output_config"),
-    refused("reasoning_effort", "use output_config"),
-    refused("thinking_token_budget", "use thinking"),
-    refused("thinking_budget", "use thinking"),
-    refused("container", "this server runs no code"),
-    refused("mcp_servers", "offer their tools as tools"),
-    refused("thread", "nothing is stored here: send the whole conversation"),
-)
-
-
 Length = Annotated[Whole, Field(ge=1, le=2**31 - 1)]
 SCHEMA_PARAM = "output_config.format.schema"
 
@@ -384,7 +364,7 @@ class ConversationFields(StructureFields):
 class MessagesRequest(ConversationFields, SamplingFields):
     """The body of POST /v1/messages."""
 
-    refused_fields = MESSAGES_REFUSED
+    refused_fields = refused("sampling", "structure", "messages")
     stop_param: ClassVar[str] = "stop_sequences"
     stops_factor: ClassVar[int] = MANY_STOPS
 

@@ -227,7 +227,8 @@ class OllamaAnswer:
     def last_chunks(self, usage: Usage) -> list[Json]:
         return [self._object({}) | self._end(usage)]
 
-    def failure(self, error: ApiError) -> Json:
+    @staticmethod
+    def failure(error: ApiError) -> Json:
         return ollama_error(error) | error.late_fields
 
     def add(self, delta: Delta) -> None:

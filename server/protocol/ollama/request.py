@@ -14,7 +14,6 @@ from server.protocol.common import (
     CacheSalt,
     ListOf,
     LogprobFields,
-    OpenAISamplingFields,
     RequestFields,
     SamplingFields,
     SharedSampling,
@@ -22,54 +21,10 @@ from server.protocol.common import (
     WireModel,
 )
 from server.protocol.embeddings import MAX_DIMENSIONS, EmbeddingRequest
-from server.protocol.fields import SAMPLING_REFUSED, refused
+from server.protocol.fields import refused
 from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import check_count, invalid
 from server.text.conversation import Conversation, OutputFormat, Thinking, ToolChoice, Turn
-
-OPENAI = "/v1/chat/completions"
-ABOUT_THE_REQUEST = {"model", "stream", "stream_options"}
-
-OLLAMA_CHAT_REFUSED = (
-    refused("tool_choice", f"use {OPENAI}", "auto"),
-    refused("template", "the template is the model's"),
-)
-
-OLLAMA_GENERATE_REFUSED = (
-    refused("template", "the template is the model's"),
-    refused("suffix", "write the model's own tokens for it into a raw prompt"),
-    refused("context", "send the conversation to /api/chat"),
-    refused("width", "this model writes text"),
-    refused("height", "this model writes text"),
-    refused("steps", "this model writes text"),
-)
-
-SHOW_REFUSED = (
-    refused("system", "it is the model's own that is shown"),
-    refused("template", "it is the model's own that is shown"),
-)
-
-# Fields of samplers that Ollama documents or used to document. This server ignores these fields.
-SAMPLERS = {"typical_p", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta"}
-INSTEAD = {
-    "max_tokens": "use num_predict",
-    "n_predict": "use num_predict",
-    "repetition_penalty": "use repeat_penalty",
-    "cache_salt": "it stands beside the options",
-}
-# Options of other APIs that Ollama does not have. A request that sets such an option is refused.
-OPTIONS_REFUSED = tuple(
-    refused(field.name, INSTEAD.get(field.name, field.remedy), *field.harmless)
-    for field in (
-        *(
-            refused(name, f"use {OPENAI}", *((1,) if name == "n" else ()))
-            for name in OpenAISamplingFields.model_fields
-        ),
-        *SAMPLING_REFUSED,
-    )
-    if field.name not in SAMPLERS | ABOUT_THE_REQUEST
-)
-
 
 # Go's durations: https://pkg.go.dev/time#ParseDuration.
 UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
@@ -128,7 +83,7 @@ class OllamaSampling(SamplingFields):
 class Options(SharedSampling):
     """Ollama's options for sampling."""
 
-    refused_fields = OPTIONS_REFUSED
+    refused_fields = refused("sampling", "options")
 
     repeat_penalty: float | None = Field(default=None, ge=0.01, le=10)
     repeat_last_n: Whole | None = None
@@ -244,7 +199,7 @@ class AnswerFields(LogprobFields, KeptFields):
 class OllamaChatRequest(AnswerFields):
     """The body of /api/chat."""
 
-    refused_fields = OLLAMA_CHAT_REFUSED
+    refused_fields = refused("api/chat")
 
     messages: ListOf[ChatMessage] | None = None
     tools: ListOf[WireTool] | None = None
@@ -272,7 +227,7 @@ class OllamaChatRequest(AnswerFields):
 class OllamaGenerateRequest(AnswerFields):
     """The body of /api/generate."""
 
-    refused_fields = OLLAMA_GENERATE_REFUSED
+    refused_fields = refused("api/generate")
 
     prompt: str | None = None
     system: str | None = None
@@ -306,7 +261,7 @@ class OllamaGenerateRequest(AnswerFields):
 class ShowRequest(RequestFields):
     """The body of /api/show."""
 
-    refused_fields = SHOW_REFUSED
+    refused_fields = refused("api/show")
 
     name: str | None = None
 

@@ -286,6 +286,12 @@ class ResponseAnswer:
         return event | {"sequence_number": number}
 
 
+def error_event(error: ApiError, number: int) -> Json:
+    """Return the event with which a stream fails after ``number`` events, but before a response."""
+    fields = {"code": error.code, "message": error.message, "param": error.param}
+    return {"type": "error", **fields, **error.late_fields, "sequence_number": number}
+
+
 def response_usage(usage: Usage, cache_report: bool) -> Json:
     counts = usage_object(usage, cache_report)
     return {

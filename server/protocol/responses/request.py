@@ -20,7 +20,7 @@ from server.protocol.common import (
     Whole,
     WireModel,
 )
-from server.protocol.fields import CHAT_REFUSED, overridden, refused
+from server.protocol.fields import refused
 from server.protocol.responses.items import (
     Input,
     Item,
@@ -44,18 +44,6 @@ from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import check_count, invalid, quoted
 from server.text.conversation import Conversation, OutputFormat, Turn
 
-RESPONSES_REFUSED = overridden(
-    CHAT_REFUSED,
-    refused("messages", "use input"),
-    refused("max_completion_tokens", "use max_output_tokens"),
-    refused("logprobs", "use include: message.output_text.logprobs"),
-    refused("return_token_ids", "use /v1/chat/completions"),
-    refused("best_of", "a response is one answer", 1),
-    refused("use_beam_search", "a response is one answer"),
-    refused("background", "the answer is made while the client waits"),
-    refused("conversation", "use previous_response_id"),
-    refused("prompt", "use instructions and input"),
-)
 MAX_METADATA = 16
 Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA)]
 # Fields without effect, which the response repeats.
@@ -137,7 +125,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
             "anyOf": [{"required": ["input"]}, {"required": ["previous_response_id"]}]
         }
     )
-    refused_fields = RESPONSES_REFUSED
+    refused_fields = refused("sampling", "structure", "chat", "responses")
     length_param = "max_output_tokens"
     turns_param = "input"
 

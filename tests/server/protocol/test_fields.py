@@ -1,4 +1,4 @@
-"""FIELDS.md lists every field that clients send, and the code does what it says."""
+"""FIELDS.md and fields.toml list every field that clients send, and the code does what they say."""
 
 import json
 from collections import defaultdict
@@ -27,10 +27,11 @@ from pydantic import ValidationError
 
 from server.config import LimitsSection
 from server.protocol.chat.request import ChatRequest
-from server.protocol.common import FieldsChecked
+from server.protocol.common import FieldsChecked, OpenAISamplingFields
 from server.protocol.completions import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.fields import RefusedField
+from server.protocol.fields import refused as fields_of
 from server.protocol.messages.request import CountTokensRequest, MessagesRequest
 from server.protocol.ollama.request import (
     OllamaChatRequest,
@@ -77,29 +78,20 @@ ENDPOINTS: dict[str, Body] = {
     "/api/show": ShowRequest,
 }
 NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
-ABOVE = "as above"
 # A header, and two of betas that take what follows from other servers than this one.
 NO_FIELDS = {"betas", "billing_policy", "fallback_credit_token"}
 
 
-def documented() -> dict[str, dict[str, dict[str, str]]]:
-    """Return FIELDS.md as ``{endpoint: {"accepted" | "refused" | "ignored": {field: note}}}``."""
-    tables: dict[str, Any] = {name: defaultdict(dict) for name in ENDPOINTS}
+def documented() -> dict[str, dict[str, list[str]]]:
+    """Return FIELDS.md as ``{endpoint: {"accepted" | "ignored": [field]}}``."""
+    tables: dict[str, Any] = {name: defaultdict(list) for name in ENDPOINTS}
     for section in DOCUMENT.read_text(encoding="utf-8").split("\n## ")[1:]:
         heading, *lines = section.splitlines()
-        rule = "accepted"
         for line in lines[3:]:
-            first, bar, second = line.partition(" |")
-            if first == "**refused**":
-                rule = "refused"
-            elif bar:
-                ignored = first == "**ignored**"
-                names, note = (second, "") if ignored else (first, second.strip())
-                for endpoint in heading.split(", "):
-                    table = tables[endpoint]["ignored" if ignored else rule]
-                    for name in names.strip().split(", "):
-                        assert note == ABOVE or name not in table, (endpoint, name)
-                        table.setdefault(name, note)
+            first, bar, second = line.partition(" | ")
+            rule, names = ("ignored", second) if first == "**ignored**" else ("accepted", first)
+            for endpoint in heading.split(", ") if bar else ():
+                tables[endpoint][rule] += names.split(", ")
     return tables
 
 
@@ -115,8 +107,11 @@ def refused() -> list[tuple[Body, RefusedField]]:
     ]
 
 
-def names_of(endpoint: str) -> set[str]:
-    return {name for table in FIELDS[endpoint].values() for name in table}
+def names_of(endpoint: str) -> list[str]:
+    """All names, each with one rule."""
+    tables, model = FIELDS[endpoint], ENDPOINTS[endpoint]
+    own = [field.name for body, field in refused() if body is model]
+    return [*tables["accepted"], *tables["ignored"], *own]
 
 
 def check(model: Body, **given: Any) -> None:
@@ -130,13 +125,14 @@ def test_every_body_is_documented() -> None:
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_the_documented_fields_are_those_of_the_wire_model(endpoint: str) -> None:
-    model, tables = ENDPOINTS[endpoint], FIELDS[endpoint]
-    assert sum(map(len, tables.values())) == len(names_of(endpoint)), "each has one rule"
-    assert {*tables["accepted"]} == {*model.model_fields}
-    remedies = {row.name: row.remedy for body, row in refused() if body is model}
-    assert {*tables["refused"]} == {*remedies}
-    told = {name: note for name, note in tables["refused"].items() if note != ABOVE}
-    assert told.items() <= remedies.items()
+    names = names_of(endpoint)
+    assert len(names) == len({*names}), "each has one rule"
+    assert {*FIELDS[endpoint]["accepted"]} == {*ENDPOINTS[endpoint].model_fields}
+
+
+def test_ollamas_options_have_a_rule_for_each_that_other_apis_have() -> None:
+    others = {*OpenAISamplingFields.model_fields, *(field.name for field in fields_of("sampling"))}
+    assert others - {"model", "stream", "stream_options"} <= {*names_of("options of both")}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +150,7 @@ def test_the_documented_fields_are_those_of_the_wire_model(endpoint: str) -> Non
     ],
 )
 def test_every_field_of_the_vendors_clients_has_its_rule(endpoint: str, params: type) -> None:
-    assert set(params.__annotations__) - NO_FIELDS <= names_of(endpoint)
+    assert set(params.__annotations__) - NO_FIELDS <= {*names_of(endpoint)}
 
 
 def test_what_counts_is_accepted_by_both_paths_of_messages() -> None:

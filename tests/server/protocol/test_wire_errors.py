@@ -13,10 +13,10 @@ from server.protocol.wire_errors import (
     REPLICAS_FULL,
     ApiError,
     UnknownModelError,
+    come_back,
     from_validation,
     generation_failed,
     internal_error,
-    overloaded,
     quoted,
 )
 
@@ -38,8 +38,8 @@ def refusal(body: str) -> ApiError:
 
 
 def test_where_headers_were_sent_before_the_error_says_when_itself() -> None:
-    late = overloaded().late_body()["error"]
-    assert late == overloaded().body()["error"] | {"retry_after_s": 1}
+    full = come_back(429, "The queue is full", "queue_full")
+    assert full.late_body()["error"] == full.body()["error"] | {"retry_after_s": 1}
     assert internal_error().late_body() == internal_error().body()
 
 

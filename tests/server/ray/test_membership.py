@@ -16,7 +16,6 @@ from engine.types import (
 )
 from server.ray.membership import Membership, ReplicasCollector, counters_of, merge_stats
 from server.ray.replica_calls import ReplicaReport
-from server.routes.service import ReplicaFigures
 from tests.simulation.runner import Clock
 
 POOL = KVStats(
@@ -90,15 +89,15 @@ def test_each_replica_is_as_it_said_last_and_whether_it_answers() -> None:
     members.hear(report)
     now += 0.5
     members.set_names(("c", "b", "a"))
-    assert members.figures() == [
-        ReplicaFigures("a", None, "starting", None),
-        ReplicaFigures("b", "there", "up", 0.5, 2, 1, 8, 3, 5, 16, 50, 40, 7),
-        ReplicaFigures("c", "here", "silent", 6.5, capacity=8),
+    assert [tuple(figures.values()) for figures in members.figures()] == [
+        ("a", None, "starting", None, *[0] * 9),
+        ("b", "there", "up", 0.5, 2, 1, 8, 3, 5, 16, 50, 40, 7),
+        ("c", "here", "silent", 6.5, 0, 0, 8, *[0] * 6),
     ]
     members.lose("b")
-    assert [its.state for its in members.figures()] == ["starting", "silent", "silent"]
+    assert [figures["state"] for figures in members.figures()] == ["starting", "silent", "silent"]
     members.set_names(("b",))
-    assert [its.name for its in members.figures()] == ["b"]
+    assert [figures["name"] for figures in members.figures()] == ["b"]
 
 
 REPORT = ReplicaReport("a", "here", EngineLimits(100, 4, 10), EngineStats(), 8, 0.0, 0)
