@@ -56,6 +56,20 @@ class ResponseMetadata:
         }
 
 
+def extend(whole: Json, part: Json) -> None:
+    """Add a part of a streamed object to the whole: join texts and lists, and merge objects."""
+    for name, value in part.items():
+        known = whole.get(name)
+        if known is None:
+            whole[name] = [*value] if isinstance(value, list | tuple) else value
+        elif isinstance(value, dict):
+            extend(known, value)
+        elif isinstance(value, str):
+            whole[name] = known + value
+        elif isinstance(value, list | tuple):
+            known += value
+
+
 def token_objects(tokens: Iterable[TokenReport], token_bytes: TokenText) -> list[Json]:
     """Return tokens as JSON: text, bytes, log-probabilities, and the likeliest alternatives."""
 

@@ -14,6 +14,7 @@ from server.protocol.answers import (
     ResponseMetadata,
     StreamForm,
     TokenText,
+    extend,
     usage_chunks,
     usage_object,
 )
@@ -96,18 +97,6 @@ class Echo:
 
 
 @dataclass(slots=True)
-class _TextChoice:
-    """The received parts of a choice, which is one of several answers to a prompt."""
-
-    begun: bool = False
-    """True if the prompt has been echoed."""
-    text: str = ""
-    logprobs: Json | None = None
-    finish: str | None = None
-    token_ids: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class TextAnswer:
     """Text completions, streamed or whole. Each prompt has ``response_options.choices`` answers."""
 
@@ -120,22 +109,22 @@ class TextAnswer:
     echo: Echo | None = None
     prompt_ids: tuple[tuple[int, ...], ...] = ()
     """The token ids of each prompt, if the response must contain token ids."""
-    _choices: list[_TextChoice] = field(init=False)
+    _begun: set[int] = field(default_factory=set)
+    """Indices of the choices that have begun with the echoed prompt."""
+    _choices: list[Json] = field(init=False)
+    """What all chunks of each choice (one of several answers to a prompt) say together."""
 
     def __post_init__(self) -> None:
-        self._choices = [_TextChoice() for _ in range(self.prompts * self.response_options.choices)]
+        self._choices = [{} for _ in range(self.prompts * self.response_options.choices)]
 
     def first_chunks(self) -> list[Json]:
         return []
 
     def chunks(self, delta: Delta) -> list[Json]:
         """Return one chunk, or an empty list if there is nothing to send."""
-        begun = self._choices[delta.index].begun
-        text, logprobs = self._grow(delta)
-        if not text and logprobs is None and delta.finish is None and not self.prompt_ids:
+        choice = self._next_part(delta)
+        if not (choice["text"] or choice["logprobs"] or delta.finish or self.prompt_ids):
             return []
-        choice = _text_choice(delta.index, text, logprobs, delta.finish)
-        choice |= self._ids(delta.index, delta.token_ids, with_prompt=not begun)
         chunk = self.metadata.object("text_completion", [choice])
         return [chunk | {"usage": None} if self.response_options.include_usage else chunk]
 
@@ -147,47 +136,36 @@ class TextAnswer:
         return error.late_body()
 
     def add(self, delta: Delta) -> None:
-        text, more = self._grow(delta)
-        choice = self._choices[delta.index]
-        choice.text += text
-        if more is not None:
-            so_far = choice.logprobs or {name: [] for name in more}
-            choice.logprobs = {name: so_far[name] + more[name] for name in more}
-        choice.finish = delta.finish or choice.finish
-        choice.token_ids += delta.token_ids
+        extend(self._choices[delta.index], self._next_part(delta))
 
     def whole(self, usage: Usage) -> Json:
-        choices = [
-            _text_choice(index, choice.text, choice.logprobs, choice.finish)
-            | self._ids(index, choice.token_ids)
-            for index, choice in enumerate(self._choices)
-        ]
         prompt = {"prompt_token_ids": self.prompt_ids[0]} if len(self.prompt_ids) == 1 else {}
         return (
-            self.metadata.object("text_completion", choices)
+            self.metadata.object("text_completion", self._choices)
             | prompt
             | {"usage": usage_object(usage, self.response_options.cache_report)}
         )
 
-    def _ids(self, index: int, ids: Sequence[int], *, with_prompt: bool = True) -> Json:
-        if not self.prompt_ids:
-            return {}
-        prompt = self.prompt_ids[index // self.response_options.choices]
-        return {"token_ids": ids} | ({"prompt_token_ids": prompt} if with_prompt else {})
-
-    def _grow(self, delta: Delta) -> tuple[str, Json | None]:
-        """Return a delta's text and log-probabilities. A choice's first delta begins with the
-        echoed prompt and the prompt's log-probabilities, if the request wants them."""
+    def _next_part(self, delta: Delta) -> Json:
+        """Return a choice with a delta's text and log-probabilities. The first one begins with the
+        echoed prompt and the prompt's log-probabilities and ids, if the request wants them."""
+        index, is_first = delta.index, delta.index not in self._begun
+        self._begun.add(index)
         text = "".join(piece.text for piece in delta.pieces if isinstance(piece, TextPiece))
         rows = list(self._rows(delta))
-        choice = self._choices[delta.index]
-        if self.echo is not None and not choice.begun:
-            prompt = self._prompt(delta.index)
+        if self.echo is not None and is_first:
+            prompt = self._prompt(index)
             text = prompt.text + text
             if self.echo.logprobs:
                 rows = [*zip(prompt.ids, delta.prompt, prompt.offsets, strict=True), *rows]
-        choice.begun = True
-        return text, self._text_logprobs(rows) if rows else None
+        logprobs = self._text_logprobs(rows) if rows else None
+        ids: Json = {}
+        if self.prompt_ids:
+            ids["token_ids"] = delta.token_ids
+        if self.prompt_ids and is_first:
+            ids["prompt_token_ids"] = self.prompt_ids[index // self.response_options.choices]
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": delta.finish}
+        return choice | ids
 
     def _prompt(self, index: int) -> EncodedText:
         assert self.echo is not None
@@ -217,7 +195,3 @@ class TextAnswer:
 
     def _text_of(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")
-
-
-def _text_choice(index: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

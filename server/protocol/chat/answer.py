@@ -1,7 +1,7 @@
 """Convert deltas, the generated parts of an answer, to objects of /v1/chat/completions."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from server.protocol.answers import (
     EVENTS,
@@ -9,6 +9,7 @@ from server.protocol.answers import (
     ResponseMetadata,
     StreamForm,
     TokenText,
+    extend,
     token_objects,
     usage_chunks,
     usage_object,
@@ -17,44 +18,6 @@ from server.protocol.common import ResponseOptions
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import Channel
 from server.text.pieces import AnswerPiece, Delta, TextPiece, TokenReport, ToolCallStart, Usage
-
-
-@dataclass(slots=True)
-class _ChatChoice:
-    """The received parts of a choice, which is one of several answers to a prompt."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: list[Json] = field(default_factory=list)
-    logprobs: list[Json] = field(default_factory=list)
-    finish: str | None = None
-    token_ids: list[int] = field(default_factory=list)
-
-    def add(self, piece: AnswerPiece) -> None:
-        if isinstance(piece, ToolCallStart):
-            function = {"name": piece.name, "arguments": ""}
-            self.calls.append({"id": piece.id, "type": "function", "function": function})
-        elif not isinstance(piece, TextPiece):
-            self.calls[piece.index]["function"]["arguments"] += piece.text
-        elif piece.channel is Channel.REASONING:
-            self.reasoning += piece.text
-        else:
-            self.content += piece.text
-
-    def object(self, index: int) -> Json:
-        content = self.content if self.content or not self.calls else None
-        message: Json = {"role": "assistant", "content": content, "refusal": None}
-        if self.reasoning:
-            message["reasoning_content"] = self.reasoning
-            message["reasoning"] = self.reasoning
-        if self.calls:
-            message["tool_calls"] = self.calls
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": {"content": self.logprobs, "refusal": None} if self.logprobs else None,
-            "finish_reason": self.finish,
-        }
 
 
 @dataclass(slots=True)
@@ -68,10 +31,11 @@ class ChatAnswer:
     response_options: ResponseOptions
     prompt_ids: tuple[int, ...] | None = None
     """The prompt's token ids, if the response must contain token ids."""
-    _choices: list[_ChatChoice] = field(init=False)
+    _choices: list[Json] = field(init=False)
+    """What all chunks of each choice (one of several answers) say together."""
 
     def __post_init__(self) -> None:
-        self._choices = [_ChatChoice() for _ in range(self.response_options.choices)]
+        self._choices = [{"delta": {}, "calls": {}} for _ in range(self.response_options.choices)]
 
     def first_chunks(self) -> list[Json]:
         return [
@@ -105,23 +69,28 @@ class ChatAnswer:
         return error.late_body()
 
     def add(self, delta: Delta) -> None:
-        choice = self._choices[delta.index]
-        for piece in delta.pieces:
-            choice.add(piece)
-        logprobs = _chat_logprobs(delta.tokens, self.token_bytes)
-        choice.logprobs += (logprobs or {}).get("content", [])
-        choice.finish = delta.finish or choice.finish
-        choice.token_ids += delta.token_ids
+        whole = self._choices[delta.index]
+        for chunk in self.chunks(delta):
+            (choice,) = chunk["choices"]
+            for call in choice["delta"].pop("tool_calls", ()):
+                extend(whole["calls"].setdefault(call.pop("index"), {}), call)
+            extend(whole, choice)
 
     def whole(self, usage: Usage) -> Json:
-        choices = [choice.object(index) for index, choice in enumerate(self._choices)]
-        for number, choice in enumerate(self._choices if self._prompt else ()):
-            choices[number]["token_ids"] = choice.token_ids
+        choices = [self._whole_choice(**choice) for choice in self._choices]
         return (
             self.metadata.object("chat.completion", choices)
             | self._prompt
             | {"usage": usage_object(usage, self.response_options.cache_report)}
         )
+
+    def _whole_choice(self, delta: Json, calls: Json, **choice: Any) -> Json:
+        content = delta.pop("content", None if calls else "")
+        message = {"role": "assistant", "content": content, "refusal": None, **delta}
+        if calls:
+            message["tool_calls"] = list(calls.values())
+        ids: Json = {"token_ids": []} if self._prompt else {}
+        return {"message": message, **ids, **choice}
 
     @property
     def _prompt(self) -> Json:

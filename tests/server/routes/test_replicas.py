@@ -12,7 +12,7 @@ from tests.server.harness import MODEL, Engine, http_client, make_service, runni
 async def test_replicas_are_listed_and_the_list_is_found(
     engine: Engine, tokenizer: Tokenizer
 ) -> None:
-    there = [
+    there: list[dict[str, object]] = [
         {"name": "a", "host": "here", "state": "up", "heard_s_ago": 0.25, "running": 2},
         {"name": "b", "host": None, "state": "starting", "heard_s_ago": None},
     ]
