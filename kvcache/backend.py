@@ -251,6 +251,9 @@ class StateRows:
 class StateMemory(Protocol):
     """Memory for state slots. A slot holds the states of all recurrent layers of one sequence."""
 
+    releases_slots: bool
+    """True if ``release`` gives memory back to the system."""
+
     @property
     def num_slots(self) -> int: ...
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from kvcache.block import Block, BlockState
 from kvcache.buffer_pool import BufferPool
+from kvcache.evictor import EVICTED_AT_ONCE
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group
 from kvcache.prefix_cache import PrefixCache
@@ -21,7 +22,6 @@ MAP_AHEAD_AT_POINT_TOKENS = 128
 MAPPED_AHEAD_RATIO = 1 / 8
 # The most bytes to release at once. Releasing this many delays mappings by 40 ms.
 BYTES_RELEASED_AT_ONCE = 256 * 1024**2
-BLOCKS_EVICTED_AT_ONCE = 4096  # this many take 30 ms
 # If ``spares_heaps`` is True and heaps fill this share of the budget, cached prefixes are evicted
 # before another heap is made.
 SPARED_HEAPS_RATIO = 0.5
@@ -169,7 +169,7 @@ class BlockAllocator:
         cached = self._pool.count(BlockState.CACHED)
         held = self._pool.used_blocks - cached + self._reserved_blocks
         least = max(blocks, held, self._group.blocks_for(self._group.max_tokens))
-        self._prefixes.evict(min(self._pool.used_blocks - least, BLOCKS_EVICTED_AT_ONCE))
+        self._prefixes.evict(min(self._pool.used_blocks - least, EVICTED_AT_ONCE))
         return self._pool.set_limit(least)
 
     def release_memory(self, slack_bytes: int) -> None:

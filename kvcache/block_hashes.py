@@ -2,15 +2,12 @@
 is SHA-256(hash of the block before, token ids of the block). For the first block, a hash of the
 model, the layout and the salt replaces the hash of the block before."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from struct import Struct
 
 TOKEN_BYTES = 4
-# The number of hashes that one ``Evictions`` stores.
-REMEMBERED_EVICTIONS = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +72,3 @@ class BlockHashes:
     def _add(self, tokens: bytes) -> None:
         self.digests.append(sha256(self.parent(len(self.digests)) + tokens).digest())
         self.tokens.append(tokens)
-
-
-class Evictions:
-    """Hashes of the newest evicted prefixes, to tell "evicted" from "never cached"."""
-
-    def __init__(self) -> None:
-        self._digests: OrderedDict[bytes, None] = OrderedDict()
-
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._digests
-
-    def add(self, digest: bytes) -> None:
-        self._digests[digest] = None
-        if len(self._digests) > REMEMBERED_EVICTIONS:
-            self._digests.popitem(last=False)
-
-    def discard(self, digest: bytes) -> None:
-        self._digests.pop(digest, None)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kvcache.backend import BackendFailedError, PageBackend, Releases, StateMemory
 from kvcache.block_hashes import BlockHashes, PrefixSalt
+from kvcache.evictor import evict
 from kvcache.groups import make_groups
 from kvcache.groups.base import StepPlan
 from kvcache.layout import KVLayout
@@ -276,9 +277,8 @@ class KVCacheManager:
             group.release_idle()
 
     def evict_prefixes(self) -> None:
-        """Evict some cached prefixes: few enough that no step is delayed."""
-        for group in self._groups:
-            group.evict()
+        """Evict some cached prefixes, few enough that no step is delayed, and release memory."""
+        evict(self._groups)
         self._release_slack()
 
     def set_limit(self, limit_bytes: int) -> int:

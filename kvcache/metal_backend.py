@@ -122,6 +122,8 @@ class MetalStates:
     """State slots in ordinary Metal buffers. A buffer is made when the first of its slots is used,
     and keeps its memory until the process ends."""
 
+    releases_slots = False
+
     def __init__(
         self, layout: SlotLayout, num_slots: int, kv_backend: "metal_ext.MetalKVBackend"
     ) -> None:

@@ -83,6 +83,8 @@ MEASURED_EVERY_S = 0.5
 class NativeStates:
     """State slots, adjacent in memory. A slot occupies memory from its first write on."""
 
+    releases_slots = True
+
     def __init__(
         self,
         layout: SlotLayout,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from kvcache.block import Block, BlockState
 from kvcache.block_hashes import BlockHashes
+from kvcache.evictor import UseClock
 from kvcache.heap_pool import HeapPool
 from kvcache.pending_prefixes import PendingPrefixes
 from kvcache.prefix_index import MissReason, PrefixIndex
@@ -17,11 +18,18 @@ class PrefixCache:
     """Seals full blocks of one HeapPool, lets other sequences find the blocks, and evicts them."""
 
     def __init__(
-        self, pool: HeapPool, pending: PendingPrefixes, *, max_sharers: int, enabled: bool
+        self,
+        pool: HeapPool,
+        pending: PendingPrefixes,
+        clock: UseClock,
+        *,
+        max_sharers: int,
+        enabled: bool,
     ) -> None:
         """A block may be mapped in at most ``max_sharers`` buffers. If ``enabled`` is False,
         prompts find no blocks. Blocks are then shared only between answers to the same prompt."""
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(clock)
+        self._clock = clock
         self._pool = pool
         self._pending = pending
         self._max_sharers = max_sharers
@@ -124,7 +132,7 @@ class PrefixCache:
     def cache_or_free(self, blocks: Iterable[Block]) -> None:
         """Note that ``blocks`` are no longer in the page table of a closed sequence. Of those in no
         other page table, cache the ones that the index has, and free the rest."""
-        self.index.tick()
+        self._clock.tick()
         for block in blocks:
             if self._pool.remove_buffer(block):
                 if block.prefix is None:

@@ -8,7 +8,8 @@ from hashlib import sha256
 from heapq import heapify, heappop, heappush
 
 from kvcache.block import Block, BlockState, Prefix
-from kvcache.block_hashes import TOKEN_BYTES, BlockHashes, Evictions
+from kvcache.block_hashes import TOKEN_BYTES, BlockHashes
+from kvcache.evictor import Evictions, UseClock
 
 # An eviction queue is rebuilt if over half of its entries, and at least this many, are outdated.
 STALE_QUEUE_ENTRIES = 64
@@ -32,7 +33,8 @@ class PrefixIndex:
     children. Only blocks without children are evicted, the least recently used block first. Blocks
     of system prompts are spared while they are at most half of the cached blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: UseClock) -> None:
+        self._clock = clock
         self._blocks: dict[bytes, Block] = {}
         self._children: dict[bytes, list[bytes]] = {}
         """The token ids of each block's children, sorted, by the hash of the parent block."""
@@ -42,7 +44,6 @@ class PrefixIndex:
         prompts are under the key True."""
         self._cached = {False: 0, True: 0}
         """The number of cached blocks of system prompts (True) and of others (False)."""
-        self._uses = 0
         self.on_removal: Callable[[bytes, bool], None] = lambda digest, evicted: None
         """Called with the hash of each removed block. ``evicted`` is False if the block's contents
         may be wrong."""
@@ -85,28 +86,32 @@ class PrefixIndex:
             self._cached[prefix.system] -= 1
         prefix.system = prefix.system or system
 
-    def tick(self) -> None:
-        self._uses += 1
-
     def note_cached(self, block: Block) -> None:
         """Note that no buffer maps the block any more, so that it may be evicted."""
         assert block.state is BlockState.CACHED
         prefix = block.found_by
-        prefix.last_use = self._uses
+        prefix.last_use = self._clock.now
         self._cached[prefix.system] += 1
         self._queue_for_eviction(block)
 
-    def evict(self) -> Block | None:
-        """Remove and return the least useful cached block, or return None if no block is cached."""
+    def cheapest(self) -> Block | None:
+        """Return the cached block to evict next, or None if no block is cached."""
         spared = self._cached[True] <= self._cached[False]
         for system in (False, True) if spared else (True, False):
             queue = self._queues[system]
-            while queue:
-                last_use, digest = heappop(queue)
-                if self._is_current(system, last_use, digest):
-                    self._evicted.add(digest)
-                    return self._remove(self._blocks[digest], evicted=True)
+            while queue and not self._is_current(system, *queue[0]):
+                heappop(queue)
+            if queue:
+                return self._blocks[queue[0][1]]
         return None
+
+    def evict(self) -> Block | None:
+        """Remove and return the cheapest cached block, or return None if no block is cached."""
+        block = self.cheapest()
+        if block is not None:
+            self._evicted.add(block.found_by.digest)
+            self._remove(block, evicted=True)
+        return block
 
     def invalidate(self, block: Block) -> list[Block]:
         """Remove a block with doubtful contents and all its descendants. Return the cached ones."""
@@ -116,7 +121,7 @@ class PrefixIndex:
             for tokens in self._children.get(digest, ()):
                 following.append(self._blocks[sha256(digest + tokens).digest()])
         for gone in reversed(following):
-            self._remove(gone)
+            self._remove(gone, evicted=False)
         return [gone for gone in following if gone.state is BlockState.CACHED]
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
@@ -155,7 +160,7 @@ class PrefixIndex:
             queue[:] = {item for item in queue if self._is_current(prefix.system, *item)}
             heapify(queue)
 
-    def _remove(self, block: Block, *, evicted: bool = False) -> Block:
+    def _remove(self, block: Block, *, evicted: bool) -> None:
         prefix, block.prefix = block.found_by, None
         assert prefix.digest not in self._children
         self.on_removal(prefix.digest, evicted)
@@ -168,7 +173,6 @@ class PrefixIndex:
             del self._children[prefix.parent]
             if (parent := self._blocks.get(prefix.parent)) is not None:
                 self._queue_for_eviction(parent)
-        return block
 
     def check_invariants(self) -> None:
         assert sum(map(len, self._children.values())) == len(self._blocks)

@@ -12,17 +12,16 @@
 
 A sealed slot is never written again. A slot is reused only after the last step that may use it.
 
-Waypoints (slots at positions within long prompts) are evicted first, then the slot of least worth.
-The worth of a slot is the number of tokens that it saves from being computed again, times the
-likelihood that a prompt continues from the slot, divided by the slot's age. The age counts all uses
-of slots since this slot's last use. Using a slot also uses its conversation's earlier slots."""
+The slot of least worth is evicted first. A slot saves some tokens from being computed again; their
+number counts as often as a prompt is likely to continue from the slot. Using a slot also uses its
+conversation's earlier slots."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from kvcache.block_hashes import Evictions
+from kvcache.evictor import Evictions, UseClock
 from kvcache.stats import SlotStats
 
 # The most slots of one sequence: one for the last block boundary, one for the next, one working.
@@ -48,9 +47,10 @@ class Retention(IntEnum):
 
 
 # Rough relative likelihoods that a later prompt continues from a slot. A prompt continues after a
-# user message if clients drop reasoning, or if slots at the ends of later turns are evicted.
+# user message if clients drop reasoning, or if slots at the ends of later turns are evicted. Any
+# other slot is worth more than a waypoint (a slot at a position within a long prompt).
 LIKELIHOOD = {
-    Retention.WAYPOINT: 1.0,
+    Retention.WAYPOINT: 1e-6,
     Retention.END: 1.0,
     Retention.USER: 2.0,
     Retention.SYSTEM: 1.0,
@@ -110,8 +110,9 @@ class StateSegment(NamedTuple):
 class SlotPool:
     """All state slots of a model, and the choice of slots to evict."""
 
-    def __init__(self, capacity: int, commit: Callable[[int], bool]) -> None:
+    def __init__(self, capacity: int, commit: Callable[[int], bool], clock: UseClock) -> None:
         """``commit`` is StateMemory's."""
+        self._clock = clock
         self._commit = commit
         self.slots = [Slot(number) for number in range(capacity)]
         self._free = list(reversed(self.slots))
@@ -120,7 +121,6 @@ class SlotPool:
         self._sealed: dict[bytes, Slot] = {}
         """The sealed slots, by the hashes of the tokens that their states have read."""
         self._completed_epoch = 0
-        self._uses = 0
         self.evicted = Evictions()
         """The hashes of the prefixes whose slots were evicted."""
         self.num_evicted = 0
@@ -157,9 +157,8 @@ class SlotPool:
     def take_for(self, retention: Retention, saves: int) -> Slot | None:
         """Take a slot for states, or return None if that would evict a slot that is worth more.
         ``saves`` is the number of tokens that need not be computed again with these states."""
-        worth = retention is not Retention.WAYPOINT, LIKELIHOOD[retention] * saves
-        evictable = self._evictable()
-        if not self._free and (not evictable or min(map(self._worth, evictable)) > worth):
+        cheapest = None if self._free else self.cheapest()
+        if cheapest is not None and self.worth(cheapest) > LIKELIHOOD[retention] * saves:
             return None
         return self.take()
 
@@ -197,10 +196,10 @@ class SlotPool:
 
     def use(self, chain: Iterable[Slot]) -> None:
         """Note that a sequence uses ``chain``, the slots of a conversation in order."""
-        self._uses += 1
+        self._clock.tick()
         before = newest_end = None
         for slot in chain:
-            slot.before, slot.last_use, slot.is_earlier_end = before, self._uses, False
+            slot.before, slot.last_use, slot.is_earlier_end = before, self._clock.now, False
             if slot.retention is Retention.END:
                 if newest_end is not None:
                     newest_end.is_earlier_end = True
@@ -232,21 +231,23 @@ class SlotPool:
         self._free_if_lost(slot)
 
     def evict(self) -> bool:
-        """Evict the cached slot of least worth that no step uses. Return False if there is none."""
-        evictable = self._evictable()
-        if not evictable:
-            return False
-        self.forget(min(evictable, key=self._worth), evicted=True)
-        return True
+        """Evict the cheapest slot. Return False if there is none."""
+        slot = self.cheapest()
+        if slot is not None:
+            self.forget(slot, evicted=True)
+        return slot is not None
+
+    def cheapest(self) -> Slot | None:
+        """Return the cached slot of least worth that no step uses, or None if there is none."""
+        return min(self._evictable(), key=self.worth, default=None)
 
     def _evictable(self) -> list[Slot]:
         done = self._completed_epoch
         return [slot for slot in self.slots if slot.is_cached and slot.epoch <= done]
 
-    def _worth(self, slot: Slot) -> tuple[bool, float]:
+    def worth(self, slot: Slot) -> float:
         likelihood = EARLIER_END_LIKELIHOOD if slot.is_earlier_end else LIKELIHOOD[slot.retention]
-        uses = self._uses - slot.last_use + 1
-        return slot.retention is not Retention.WAYPOINT, likelihood * slot.saves / uses
+        return self._clock.worth(likelihood * slot.saves, slot.last_use)
 
     def advance(self, completed_epoch: int) -> None:
         self._completed_epoch = completed_epoch

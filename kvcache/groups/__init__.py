@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kvcache.backend import PageBackend, StateMemory
+from kvcache.evictor import UseClock
 from kvcache.groups.base import KVGroup
 from kvcache.groups.full import FullGroup
 from kvcache.groups.state import StateGroup
@@ -21,14 +22,15 @@ def make_groups(
     """Return the groups of a model. Pass one backend per group of ``layout``. ``states`` is memory
     for recurrent states, or None if the model has no recurrent layers."""
     max_heaps = limits.budget_bytes // layout.heap_bytes
+    clock = UseClock()
     full = [
-        FullGroup(group, backend, limits, max_heaps, pending)
+        FullGroup(group, backend, limits, max_heaps, pending, clock)
         for group, backend in zip(layout.groups, backends, strict=True)
     ]
     slot = layout.shape.slot
     if states is None or slot is None:
         return [*full]
     index = full[0].prefixes.index
-    group = StateGroup(slot, states, layout.tokens_per_block, index.__contains__)
+    group = StateGroup(slot, states, layout.tokens_per_block, clock, index.__contains__)
     index.on_removal = group.forget
     return [*full, group]

@@ -124,10 +124,15 @@ class KVGroup(ABC):
         """True if memory of closed sequences will still become free."""
 
     @abstractmethod
-    def evict(self) -> None:
-        """Evict some prefixes: few enough that no step is delayed."""
+    def cheapest(self) -> float:
+        """See Evictable."""
 
-    def release_slack(self, *, runs: bool) -> None:  # noqa: B027  # nothing is mapped
+    @abstractmethod
+    def evict(self) -> None:
+        """See Evictable."""
+
+    @abstractmethod
+    def release_slack(self, *, runs: bool) -> None:
         """Release free memory beyond the configured amount, if that is possible now. ``runs`` means
         that sequences are open or steps run."""
 

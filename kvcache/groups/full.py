@@ -5,9 +5,10 @@ from collections.abc import Collection
 
 from kvcache.backend import Charge, PageBackend, Releases, Segment
 from kvcache.block import Block, BlockState, SparseBuffer
-from kvcache.block_allocator import BLOCKS_EVICTED_AT_ONCE, MAP_AHEAD_TOKENS, BlockAllocator
+from kvcache.block_allocator import MAP_AHEAD_TOKENS, BlockAllocator
 from kvcache.block_hashes import BlockHashes
 from kvcache.buffer_pool import BufferPool
+from kvcache.evictor import NOTHING_TO_EVICT, UseClock
 from kvcache.groups.base import KVGroup, StepPlan
 from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group
@@ -31,6 +32,7 @@ class FullGroup(KVGroup):
         limits: CacheLimits,
         max_heaps: int,
         pending: PendingPrefixes,
+        clock: UseClock,
     ) -> None:
         settings = limits.settings
         self.group = group
@@ -40,6 +42,7 @@ class FullGroup(KVGroup):
         self.prefixes = PrefixCache(
             self.pool,
             pending,
+            clock,
             max_sharers=settings.max_sharers,
             enabled=settings.prefix_cache and backend.shares_blocks,
         )
@@ -50,6 +53,7 @@ class FullGroup(KVGroup):
             self.prefixes,
             maps_while_running=backend.maps_while_running,
         )
+        self._clock = clock
         self._size = group.tokens_per_block
         self._free_slack_bytes = settings.free_slack_bytes
         self._maps_while_running = backend.maps_while_running
@@ -236,8 +240,14 @@ class FullGroup(KVGroup):
             return self.allocator.is_at_mapping_point
         return self.backend.releases is not Releases.IDLE
 
+    def cheapest(self) -> float:
+        block = self.prefixes.index.cheapest()
+        if block is None:
+            return NOTHING_TO_EVICT
+        return self._clock.worth(self._size, block.found_by.last_use) / self.group.block_bytes
+
     def evict(self) -> None:
-        self.prefixes.evict(BLOCKS_EVICTED_AT_ONCE)
+        self.prefixes.evict()
 
     def release_slack(self, *, runs: bool) -> None:
         if self._may_release or not runs:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from kvcache.backend import StateMemory
 from kvcache.block_hashes import BlockHashes
+from kvcache.evictor import NOTHING_TO_EVICT, UseClock
 from kvcache.groups.base import KVGroup, StepPlan
 from kvcache.layout import SlotLayout
 from kvcache.memory_map import KVMap, map_slots
@@ -101,6 +102,7 @@ class StateGroup(KVGroup):
         layout: SlotLayout,
         memory: StateMemory,
         tokens_per_block: int,
+        clock: UseClock,
         is_cached: Callable[[bytes], bool],
     ) -> None:
         """``is_cached`` returns True if K and V are cached up to the end of the block with this
@@ -109,7 +111,7 @@ class StateGroup(KVGroup):
         self._memory = memory
         self._size = tokens_per_block
         self._is_cached = is_cached
-        self.pool = SlotPool(memory.num_slots, memory.commit)
+        self.pool = SlotPool(memory.num_slots, memory.commit, clock)
         self._waypoint_blocks = max(1, WAYPOINT_TOKENS // tokens_per_block)
         self._open: dict[int, SequenceStates] = {}
         self._sealing: deque[_Sealing] = deque()
@@ -362,8 +364,15 @@ class StateGroup(KVGroup):
         if (slot := self.pool.find(digest)) is not None:
             self.pool.forget(slot, evicted=evicted)
 
+    def cheapest(self) -> float:
+        slot = self.pool.cheapest() if self._memory.releases_slots else None
+        return NOTHING_TO_EVICT if slot is None else self.pool.worth(slot) / self._layout.slot_bytes
+
     def evict(self) -> None:
         self.pool.evict()
+
+    def release_slack(self, *, runs: bool) -> None:
+        self.release_idle()
 
     def release_idle(self) -> None:
         self._memory.release([slot.number for slot in self.pool.clean()])

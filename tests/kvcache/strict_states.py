@@ -34,6 +34,7 @@ class StrictStates:
     """Slots with memory."""
     room: int = 1 << 20
     """Slots that the system gives memory."""
+    releases_slots: bool = True
     allocated: set[int] = field(default_factory=set)
     _memory: bytearray = field(init=False)
     _uses: dict[int, list[_Use]] = field(default_factory=dict)

@@ -602,7 +602,7 @@ def test_nobody_waits_for_a_sequence_that_left_however_often_it_was_added(cached
 
 
 def test_prefixes_are_dropped_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcache.groups.full.BLOCKS_EVICTED_AT_ONCE", 2)
+    monkeypatch.setattr("kvcache.evictor.EVICTED_AT_ONCE", 2)
     kv, backend = small_manager()
     write(kv, 1, IDS[:48])
     kv.close(1)

@@ -1,8 +1,9 @@
 import pytest
 
-from kvcache import block_hashes, prefix_index
+from kvcache import evictor, prefix_index
 from kvcache.block import Block, BlockState
 from kvcache.block_hashes import BlockHashes, PrefixSalt
+from kvcache.evictor import UseClock
 from kvcache.prefix_index import MissReason, PrefixIndex
 
 SIZE = 4
@@ -18,12 +19,13 @@ class Cache:
     """An index, and blocks that are numbered as they come."""
 
     def __init__(self) -> None:
-        self.index = PrefixIndex()
+        self.clock = UseClock()
+        self.index = PrefixIndex(self.clock)
         self.blocks = 0
 
     def keep(self, hashes: BlockHashes, *, system: int = 0, idle: bool = True) -> list[Block]:
         """Inserts the blocks that are not there, and lets all of them rest."""
-        self.index.tick()
+        self.clock.tick()
         mine = []
         for number in range(len(hashes.digests)):
             block = self.index.find(hashes, number)
@@ -160,7 +162,7 @@ def test_the_queue_of_leaves_does_not_grow_with_their_uses() -> None:
 
 
 def test_a_prompt_that_nobody_sent_was_never_cached() -> None:
-    assert PrefixIndex().explain(hashes_of([1] * 9), 0) == (0, MissReason.NEVER_CACHED)
+    assert Cache().index.explain(hashes_of([1] * 9), 0) == (0, MissReason.NEVER_CACHED)
 
 
 def test_the_token_at_which_a_prompt_leaves_what_is_cached_is_exact() -> None:
@@ -182,7 +184,7 @@ def test_nothing_is_missed_where_no_full_block_is_left() -> None:
 
 
 def test_an_evicted_block_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_hashes, "REMEMBERED_EVICTIONS", 1)
+    monkeypatch.setattr(evictor, "REMEMBERED_EVICTIONS", 1)
     cache = Cache()
     for number in (1, 2):
         cache.keep(hashes_of([number] * 4))

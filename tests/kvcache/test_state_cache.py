@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from kvcache import block_hashes
+from kvcache import evictor
 from kvcache.block_hashes import PrefixSalt
 from kvcache.config import CacheSettings
 from kvcache.groups.state import WAYPOINT_TOKENS
@@ -18,7 +18,7 @@ from kvcache.prefix_index import MissReason
 from kvcache.sequences import PromptBoundaries
 from kvcache.slot_pool import Retention, SlotPool
 from kvcache.views import KVViews, OrderingHandles
-from tests.kvcache.managers import TOKENS, paged, settle, state_group
+from tests.kvcache.managers import BLOCK, TOKENS, paged, settle, state_group
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import STATES, StrictStates
 
@@ -198,7 +198,7 @@ def test_states_go_with_their_blocks_and_are_remembered(monkeypatch: pytest.Monk
     assert explained(stage, ids) == (0, MissReason.EVICTED), "nothing of it is cached"
     stage.live(ids + [7] * TOKENS)
     assert explained(stage, [*ids[:-1], 8]) == (len(ids) - 1, MissReason.STATE_EVICTED)
-    monkeypatch.setattr(block_hashes, "REMEMBERED_EVICTIONS", 1)
+    monkeypatch.setattr(evictor, "REMEMBERED_EVICTIONS", 1)
     stage.live([6] * 2 * TOKENS)
     while stage.pool.evict():
         pass
@@ -391,6 +391,27 @@ def test_idle_memory_of_slots_goes_back() -> None:
     stage.kv.release_idle_memory()
     assert stage.states.released == len({0, 1}), "the boundary's slot, and the one beyond it"
     assert not stage.states.written
+
+
+@pytest.mark.parametrize(
+    ("slot_bytes", "releases_slots", "evicted"),
+    [(64 * BLOCK, True, (0, 1)), (BLOCK // 64, True, (1, 1)), (64 * BLOCK, False, (1, 1))],
+)
+def test_what_saves_least_per_byte_that_goes_back_is_evicted_first_and_a_slot_goes_with_its_block(
+    monkeypatch: pytest.MonkeyPatch, slot_bytes: int, releases_slots: bool, evicted: tuple[int, int]
+) -> None:
+    stage = Stage()
+    ids = SYSTEM + QUESTION
+    stage.live(ids, turns=(len(ids), len(ids)))
+    settle(stage.kv, stage.memory)
+    group = state_group(stage.kv)
+    group._layout = replace(group._layout, slot_bytes=slot_bytes)
+    stage.states.releases_slots = releases_slots
+    monkeypatch.setattr(evictor, "EVICTED_AT_ONCE", 1)
+    stage.kv.evict_prefixes()
+    stats = stage.kv.stats()
+    assert (stats.evicted_blocks, stats.slots.evicted) == evicted
+    assert stats.slots.committed_bytes == 0, "its memory goes back at once"
 
 
 def test_all_slots_are_counted_once_by_what_they_are_for() -> None:

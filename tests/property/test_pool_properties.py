@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvcache.backend import Releases
 from kvcache.block import Block, BlockState
 from kvcache.block_hashes import BlockHashes, PrefixSalt
+from kvcache.evictor import UseClock
 from kvcache.heap_pool import HeapPool
 from kvcache.prefix_index import PrefixIndex
 from tests.kvcache.managers import paged
@@ -132,7 +133,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.index = PrefixIndex()
+        self.clock = UseClock()
+        self.index = PrefixIndex(self.clock)
         self.kept: dict[tuple[int, ...], Block] = {}
         self.users: dict[tuple[int, ...], int] = {}
         self.open: list[list[tuple[int, ...]]] = []
@@ -164,7 +166,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         pasts = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
-        self.index.tick()
+        self.clock.tick()
         for past in pasts:
             if past in self.users:
                 self.users[past] -= 1
