@@ -6,7 +6,7 @@ from itertools import chain, islice
 from typing import Any
 
 from engine.step.sequence import Sequence
-from engine.types import EngineStats
+from engine.types import EngineStats, MissReason
 from kvcache.memory_map import KVMap as KVMap
 
 # A memory map lists at most this many running sequences, and at most this many waiting sequences.
@@ -28,6 +28,7 @@ class MemoryMap:
     def as_json(self) -> dict[str, Any]:
         stats, pool = self.stats, self.stats.kv
         mapped = {sequence.seq_id: sequence for sequence in self.kv.groups[0].sequences}
+        misses = dict(stats.prefix_misses)
         blocks = ("mapped_blocks", "sealed_blocks", "borrowed_blocks")
         return self.kv.as_json() | {
             "pool": pool and pool.as_json(),
@@ -35,6 +36,10 @@ class MemoryMap:
             "running": stats.running,
             "waiting": stats.waiting,
             "steps": stats.steps,
+            "misses": {
+                reason.value: {"count": misses.get(reason, 0), "message": reason.message}
+                for reason in MissReason
+            },
             # The numbers of blocks are 0 for a waiting sequence.
             "sequences": [
                 report | {name: getattr(mapped.get(report["id"]), name, 0) for name in blocks}

@@ -156,9 +156,7 @@ TOKENS = Row(
         ),
         Panel(
             "Why more was not shared",
-            "Requests whose prompt left what is cached: never_cached is a new text, evicted had to "
-            "go for lack of memory; state_evicted, no_state: K and V were there, and a state was "
-            "not.",
+            "Requests whose prompt left what is cached, by reason; /memory explains each reason.",
             "reqps", [Query(rate("quire_prefix_misses_total", "reason"), "{{reason}}")],
             stacked=True,
         ),

@@ -8,7 +8,6 @@ const NAME_CHARS = 200;
 const ENDS = new Set(["stop", "length", "stopped", "error", "tool_calls"]);
 // The largest total size of the text files that go with one message.
 export const MOST_FILE_BYTES = 2 ** 20;
-const REASONS = new Set(["never_cached", "evicted", "state_evicted", "no_state"]);
 
 // The sampling settings that are numbers. Each has the limits and the step of its input field.
 export const FIELDS = [
@@ -108,7 +107,9 @@ export function readFacts(value) {
   if (typeof value !== "object" || value === null) return null;
   const number = (given) => (Number.isFinite(given) && given >= 0 ? given : null);
   const text = (given, most) => (typeof given === "string" ? given.slice(0, most) : null);
-  const miss = REASONS.has(value.miss?.reason) ? { reason: value.miss.reason, left_at: number(value.miss.left_at) ?? 0 } : null;
+  const reason = text(value.miss?.reason, NAME_CHARS);
+  const message = text(value.miss?.message, NAME_CHARS);
+  const miss = reason && message ? { reason, message, left_at: number(value.miss.left_at) ?? 0 } : null;
   return {
     prompt: number(value.prompt) ?? 0,
     cached: number(value.cached) ?? 0,

@@ -71,9 +71,7 @@ function explainMiss({ miss, cached, block }, before, hadThoughts, computed) {
   const slack = block ?? ONE_BLOCK;
   if (!miss) return computed <= slack ? "Less cannot be computed." : "No more of it could come from the cache.";
   const left = decimal(miss.left_at);
-  if (miss.reason === "evicted") return "The missing part had been cached, but was evicted since: memory was short, or nobody used it for too long.";
-  if (miss.reason === "state_evicted") return `The prompt is cached up to token ${left}, but the model's state there was evicted since, so all after an earlier state was computed again.`;
-  if (miss.reason === "no_state") return `The prompt is cached up to token ${left}, but no state of the model was kept there, so all after an earlier state was computed again.`;
+  if (miss.reason !== "never_cached") return `The prompt is cached up to token ${left}: ${miss.message}.`;
   if (!before) return cached ? "Another conversation had put its beginning into the cache; the rest was new." : "It is the first turn, and none of it was cached.";
   if (miss.left_at + slack < before.prompt) {
     return `The prompt does not begin like that of the turn before, which had ${count(before.prompt, "token")}: it differs from token ${left} on, and all from there was computed again.`;

@@ -112,7 +112,8 @@ def cache_miss(prefix: PrefixReport | None) -> Json | None:
     """Return the position and the reason of the first cache miss, or None if there was no miss."""
     if prefix is None or prefix.miss is None:
         return None
-    return {"left_at": prefix.left_at, "reason": prefix.miss.value}
+    miss = prefix.miss
+    return {"left_at": prefix.left_at, "reason": miss.value, "message": miss.message}
 
 
 def usage_chunks(

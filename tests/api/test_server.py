@@ -160,7 +160,7 @@ async def test_threat_15_only_equal_keys_and_salts_share(server: Server, api: Ap
 async def test_what_the_cache_did_not_have_is_reported_where_it_is_wanted(
     tokenizer: Tokenizer, streamed: bool
 ) -> None:
-    miss = '"cache_miss":{"left_at":0,"reason":"never_cached"}'
+    miss = '"cache_miss":{"left_at":0,"reason":"never_cached","message":"nobody'
     async with own_engine(tokenizer) as (_, _, http):
         for api in (CHAT, COMPLETIONS, RESPONSES, MESSAGES):
             for report in (True, False):

@@ -9,7 +9,7 @@ import pytest
 from engine.memory_map import MAX_SHOWN_SEQUENCES, MemoryMap
 from engine.messages import GetMemoryMap, Stop
 from engine.step.loop import EngineLoop
-from engine.types import EngineDeadError, SamplingParams
+from engine.types import EngineDeadError, MissReason, SamplingParams
 from tests.engines import Answers, greedy, recall_client, recall_loop, request_of, steps
 from tests.kvcache.maps import expanded, map_adds_up
 
@@ -84,6 +84,9 @@ def test_a_map_of_an_engine_at_work_is_told_as_it_is() -> None:
     assert [s["mapped_blocks"] > 0 for s in told["sequences"]] == [True] * 3 + [False] * 2
     assert told["owner_ids"] == [1, 2, 3]
     assert (told["running"], told["waiting"]) == (3, 2)
+    assert told["misses"].keys() == {reason.value for reason in MissReason}
+    miss = {"count": 1, "message": MissReason.NEVER_CACHED.message}
+    assert told["misses"]["never_cached"] == miss, "the others share the first one's prompt"
     letters = "".join(told["heaps"])
     owners = expanded(told["owners"])
     assert len(letters) == len(owners)

@@ -187,7 +187,12 @@ def hostile_files_and_kept_conversations_are_inert(browser: Browser) -> None:
         "answer": "\n\n".join(TEXTS[:24]),
         "thoughts": evil,
         "ended": evil,
-        "facts": {"prompt": evil, "cached": 1e400, "miss": {"reason": evil}, "system": {}},
+        "facts": {
+            "prompt": evil,
+            "cached": 1e400,
+            "miss": {"reason": evil, "message": evil},
+            "system": {},
+        },
     }
     conversation = {
         "id": '"><script>hacked()</script>',

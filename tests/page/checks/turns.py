@@ -54,13 +54,13 @@ def reasons_are_told_apart(browser: Browser) -> None:
               const { explainFacts } = await import("/page/turns.js");
               const facts = { prompt: 1000, cached: 960, tokens: 50, first_s: 0.5, block: 16,
                 beside: 0, waited: false, miss: null };
-              const missed = (reason, left_at) => ({ ...facts, miss: { reason, left_at } });
+              const missed = (reason, left_at) => ({
+                ...facts, miss: { reason, left_at, message: "so it is" },
+              });
               const crowded = { ...facts, beside: 3, waited: true };
               const before = { prompt: 900, tokens: 60 };
               return {
                 evicted: explainFacts({ ...missed("evicted", 900), cached: 900 }, before, false),
-                state: explainFacts(missed("state_evicted", 980), before, false),
-                nowhere: explainFacts(missed("no_state", 980), before, false),
                 elsewhere: explainFacts(missed("never_cached", 960), null, false),
                 changed: explainFacts(missed("never_cached", 200), before, true),
                 thoughts: explainFacts(missed("never_cached", 900), before, true),
@@ -70,9 +70,7 @@ def reasons_are_told_apart(browser: Browser) -> None:
             }"""
         )
         parts: dict[str, Any] = {
-            "evicted": "evicted since",
-            "state": "up to token 980, but the model's state there was evicted since",
-            "nowhere": "up to token 980, but no state of the model was kept there",
+            "evicted": "The prompt is cached up to token 900: so it is.",
             "elsewhere": "Another conversation had put its beginning into the cache",
             "changed": "which had 900 tokens: it differs from token 200 on",
             "thoughts": "The prompt no longer has that answer's thoughts",

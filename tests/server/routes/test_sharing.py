@@ -263,7 +263,11 @@ async def test_usage_says_how_many_tokens_were_cached(
     found = await answer(http, path, max_tokens=2, n=n, cache_report=True)
     assert found["usage"]["prompt_tokens_details"] == {
         "cached_tokens": reported.cached_tokens,
-        "cache_miss": {"left_at": reported.left_at, "reason": "evicted"},
+        "cache_miss": {
+            "left_at": reported.left_at,
+            "reason": "evicted",
+            "message": MissReason.EVICTED.message,
+        },
     }
 
 
