@@ -29,8 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def http(folder: Path) -> AsyncIterator[httpx2.AsyncClient]:
     """Random weights that make vectors of texts."""
-    flags = {"cache": {"kv_budget": "64MiB"}, "engine": {"max_model_len": 1024}}
-    settings = read_settings(None, flags)
+    settings = read_settings(
+        None, {"cache": {"kv_budget": "64MiB"}, "engine": {"max_model_len": 1024}}
+    )
     client = start_engine(settings, make_plan(settings, read_checkpoint(folder)))
     service = told_service(client, Tokenizer(folder), Config())
     async with running(service) as app, http_client(app) as http:
