@@ -266,12 +266,10 @@ def build_engine(
         config,
         model,
         plan.checkpoint.vocab_size,
-        plan.kv_backend.kv_backend,
+        plan.kv_backend,
         workers,
         digest,
         emit,
-        maps_while_running=plan.kv_backend.maps_while_running,
-        releases_heaps=plan.kv_backend.releases_heaps,
         embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
         weights=model.weights,
         journal=journal,
@@ -287,13 +285,11 @@ def assemble(
     config: EngineConfig,
     model: Model,
     vocab_size: int,
-    kv_backend: KVBackend,
+    choice: KVBackendChoice,
     workers: metal_ext.CpuWorkers | None,
     identity: bytes,
     emit: Emit,
     *,
-    maps_while_running: bool = True,
-    releases_heaps: bool = False,
     embedding_size: int | None = None,
     weights: Sequence[mx.array] = (),
     journal: Journal | None = None,
@@ -301,16 +297,16 @@ def assemble(
     """Return an engine for ``model`` after a warm-up request.
 
     ``workers`` is None on a GPU. ``identity`` is the model's digest: only models with equal digests
-    share K and V. ``maps_while_running`` lets a GPU map memory while steps run, ``releases_heaps``
-    lets it free memory. ``embedding_size`` is None for a model that generates text. A GPU keeps
+    share K and V. ``embedding_size`` is None for a model that generates text. A GPU keeps
     ``weights`` resident. Raises RuntimeError if memory cannot be mapped or the warm-up fails.
     """
+    on_gpu = choice.kv_backend.on_gpu
     backends = new_backends(
-        kv_backend,
+        choice.kv_backend,
         memory.layout.groups,
         max_buffers=memory.max_buffers,
-        release_heaps=releases_heaps,
-        maps_while_running=maps_while_running,
+        release_heaps=choice.releases_heaps,
+        maps_while_running=choice.maps_while_running,
         workers=workers,
         residency_keep_s=config.residency_keep_s,
         weights=weights,
@@ -331,7 +327,7 @@ def assemble(
         shared_block_tokens=memory.layout.tokens_per_block if shares else None,
         keeps_states=memory.layout.shape.slot is not None,
     )
-    budget = first_budget(config, GPU_TILE_ROWS if kv_backend.on_gpu else 1)
+    budget = first_budget(config, GPU_TILE_ROWS if on_gpu else 1)
     scheduler = Scheduler(kv, limits, budget, config.max_num_batched_tokens, config.max_step_mask_s)
     loop = EngineLoop(
         scheduler,
@@ -341,7 +337,7 @@ def assemble(
             kv,
             pools=embedding_size is not None,
             workers=workers,
-            takes_whole_steps=kv_backend.on_gpu,
+            takes_whole_steps=on_gpu,
         ),
         config,
         emit=emit,
@@ -350,7 +346,7 @@ def assemble(
     )
     try:
         loop.warm_up([max(1, min(FIRST_BUDGET_TOKENS, limits.max_model_len - 2))])
-        if kv_backend.on_gpu:
+        if on_gpu:
             scheduler.budget = warm_up_gpu(loop, scheduler, config)
     except BaseException:
         loop.close()

@@ -12,18 +12,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from functools import partial
 
 from engine.memory_map import MemoryMap
-from engine.messages import (
-    Abort,
-    CheckModel,
-    GetMemoryMap,
-    Message,
-    SetKVLimit,
-    SetMemoryPressure,
-    Stop,
-)
+from engine.messages import Abort, CheckModel, GetMemoryMap, SetKVLimit, SetMemoryPressure, Stop
 from engine.power import SleepDetector
 from engine.step.loop import Emit, EngineLoop
 from engine.types import (
@@ -156,7 +148,6 @@ def _silent(streams: Sequence[TokenStream]) -> bool:
 log = logging.getLogger(__name__)
 
 BuildLoop = Callable[[Emit], EngineLoop]
-T = TypeVar("T")
 ENGINE_ENDED = "the engine has ended"
 
 
@@ -190,7 +181,7 @@ class EngineClient:
         self._closed = False
         self.pressure = 0
         """The newest PressureLevel (engine/machine.py) of the system's memory."""
-        self._asked: set[asyncio.Future[Any]] = set()
+        self._requested_maps: set[asyncio.Future[MemoryMap]] = set()
 
     # --- start and end of the engine ------------------------------------------------------------
 
@@ -284,7 +275,6 @@ class EngineClient:
 
     @property
     def step_age_s(self) -> float:
-        """Return the seconds since ``busy_since``, or 0 if there is no work."""
         since = self.busy_since
         return 0.0 if since is None else max(0.0, time.monotonic() - since)
 
@@ -303,24 +293,20 @@ class EngineClient:
         return self._slots.max_share(self.capacity)
 
     def check_room(self, requests: int, tenant: bytes) -> None:
-        """Raise QueueFullError or ShareFullError if this many more requests do not fit."""
         self._slots.check(requests, tenant, self.capacity)
 
     async def memory_map(self) -> MemoryMap:
         """Return a snapshot of the cache's memory, made between two steps. Raises EngineDeadError
         if the engine has ended, or ends before the snapshot is made."""
-        return await self._ask(GetMemoryMap)
-
-    async def _ask(self, question: Callable[[Callable[[T], None]], Message]) -> T:
         if not self.alive or self._loop is None:
             raise EngineDeadError
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._asked.add(future)
-        self._loop.mailbox.put(question(lambda answer: self._call_soon(_answer, future, answer)))
+        future: asyncio.Future[MemoryMap] = asyncio.get_running_loop().create_future()
+        self._requested_maps.add(future)
+        self._loop.mailbox.put(GetMemoryMap(partial(self._call_soon, _answer, future)))
         try:
             return await future
         finally:
-            self._asked.remove(future)
+            self._requested_maps.remove(future)
 
     # --- submitting requests and delivering events ----------------------------------------------
 
@@ -363,7 +349,7 @@ class EngineClient:
                 self._slots.free(stream.request.salt.tenant)
 
     def _fail_all(self, message: str) -> None:
-        for future in self._asked:
+        for future in self._requested_maps:
             if not future.done():
                 future.set_exception(EngineDeadError())
         for request_id in list(self._streams):
@@ -399,6 +385,6 @@ class EngineClient:
             log.debug("the event loop has closed: events dropped")
 
 
-def _answer(future: "asyncio.Future[T]", answer: T) -> None:
+def _answer(future: "asyncio.Future[MemoryMap]", answer: MemoryMap) -> None:
     if not future.done():
         future.set_result(answer)

@@ -153,7 +153,6 @@ def private_data(models: Sequence[str], machine: Machine) -> re.Pattern[str]:
 
 
 def without(private: re.Pattern[str], value: Any) -> Any:
-    """Return a JSON value without the matches of ``private`` in its texts."""
     match value:
         case str():
             return private.sub("<private>", value)

@@ -80,7 +80,6 @@ class Journal:
         )
 
     def trust(self, prompt_ids: Sequence[int]) -> Trust:
-        """Return whether a prompt may run beside others, must run alone, or is refused."""
         digest = self.digest(prompt_ids) if self._deaths else ""
         met = [prompts for _, prompts in self._deaths if digest in prompts]
         if len(met) < DEATHS_SUSPECTED:
@@ -119,7 +118,6 @@ class Journal:
 
 
 def _read_deaths(name: str) -> list[Death]:
-    """Return the deaths in a journal, or [] if there are none, or the journal is damaged."""
     record = read_record(cache_folder() / name)
     try:
         return [(str(failure), list(prompts)) for failure, prompts in record["deaths"]]

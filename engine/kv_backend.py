@@ -145,7 +145,6 @@ def memory_of_all_models(config: EngineConfig) -> int:
 
 
 def memory_for(kv_backend: KVBackend) -> MachineMemory:
-    """Return the GPU's memory for a backend on the GPU, else the machine's memory."""
     machine = machine_memory()
     if not kv_backend.on_gpu:
         return machine

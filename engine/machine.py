@@ -240,7 +240,6 @@ def _figures(file: Path) -> dict[str, int]:
 
 
 def _integer(file: Path) -> int | None:
-    """Return the number in a file, or None if the file is missing or contains "max"."""
     text = _text(file).strip()
     return int(text) if text.isdecimal() else None
 

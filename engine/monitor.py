@@ -36,7 +36,6 @@ class Watchdog:
         self._seen_s = 0.0
 
     def check(self, now: float, busy_since: float | None) -> bool:
-        """Return True if, at ``now``, the step that began at ``busy_since`` has run too long."""
         passed = 0.0 if self._checked_at is None else min(now - self._checked_at, LONGEST_BREAK_S)
         if busy_since is None or busy_since != self._busy_since:
             # Only the time since the step began counts. It may have begun after the last check.

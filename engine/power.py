@@ -87,7 +87,6 @@ class MacPower:
 
 
 def power_of(platform: str = sys.platform) -> MacPower | None:
-    """Return the power control of a Mac, or None if sleep cannot or need not be prevented."""
     if platform != "darwin":
         return None
     try:

@@ -116,9 +116,9 @@ def recall_loop(
     """Return an engine of the calling thread. pools: for vectors, which are RecallModel's logits at
     length 1. changes: fields of EngineConfig."""
     config = replace(CONFIG, **changes)
-    kv_backend = ON_CPU[config.kv_backend].kv_backend
+    choice = ON_CPU[config.kv_backend]
     request = CacheRequest(
-        kv_backend=kv_backend,
+        kv_backend=choice.kv_backend,
         settings=config,
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
@@ -130,7 +130,7 @@ def recall_loop(
         config,
         model(shape, VOCAB),
         VOCAB,
-        kv_backend,
+        choice,
         metal_ext.CpuWorkers(1),
         b"recall",
         emit,

@@ -47,7 +47,6 @@ def is_embedding_checkpoint(path: Path, names: Collection[str], *, tied: bool) -
 
 
 def check_modules(path: Path) -> None:
-    """Raise CheckpointError if modules.json describes vectors that quire does not compute."""
     file = path / MODULES_FILE
     modules = read_json_list(file)
     kinds = [_kind(module) for module in modules]
@@ -199,7 +198,6 @@ def tensors_of(spec: ModelSpec, naming: Naming = NAMINGS[0], *, embeds: bool) ->
 
 
 def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:
-    """Read which token ids end an answer, from generation_config.json or else config.json."""
     generation = path / "generation_config.json"
     eos = read_json(generation).get("eos_token_id") if generation.exists() else None
     if eos is None:
@@ -243,7 +241,6 @@ def promised_checkpoint(
 
 
 def promised_tensors(config: ModelConfig, model: ModelTensors) -> dict[str, Tensor]:
-    """Return the tensors that ``config.json`` describes, by name. Raises CheckpointError."""
     values = config.text.values
     dtype = DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), "BF16")
     tensors: dict[str, Tensor] = {}

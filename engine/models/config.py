@@ -88,14 +88,12 @@ class ModelConfig:
             raise self._wrong(field, value, " or ".join(map(str, choices)))
 
     def refuse_windows(self) -> None:
-        """Raise CheckpointError if the model has sliding-window attention."""
         if self.values.get("use_sliding_window"):
             raise CheckpointError(
                 f"{self.file}: use_sliding_window is true; quire serves full attention only"
             )
 
     def refuse_foreign_quantization(self) -> None:
-        """Raise CheckpointError if the weights were quantized by another tool than MLX."""
         packing = self.values.get("quantization_config")
         method = packing.get("quant_method") if isinstance(packing, dict) else None
         if method is not None and "quantization" not in self.values:
@@ -106,7 +104,6 @@ class ModelConfig:
             )
 
     def quantization(self, layer: str) -> Quantization | None:
-        """Return the quantization of a layer, or None if the model is not quantized."""
         default = self.values.get("quantization")
         if not isinstance(default, dict):
             return None

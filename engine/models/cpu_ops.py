@@ -303,17 +303,15 @@ def pack_linear(
     matrices: Sequence[StoredMatrix], workers: metal_ext.CpuWorkers, *, exact: bool = False
 ) -> metal_ext.PackedLinear:
     """Pack matrices as one matrix. With ``exact``, inputs are never rounded. Raises ValueError."""
-    parts = [_codes(matrix) for matrix in matrices]
-    weights = [weight for weight, _ in parts]
-    return metal_ext.PackedLinear(weights, workers, [codes for _, codes in parts], exact)
+    weights, codes = zip(*map(_codes, matrices), strict=True)
+    return metal_ext.PackedLinear(list(weights), workers, list(codes), exact)
 
 
 def pack_experts(
     matrices: Sequence[StoredMatrix], workers: metal_ext.CpuWorkers
 ) -> metal_ext.PackedExperts:
-    parts = [_codes(matrix) for matrix in matrices]
-    weights = [weight for weight, _ in parts]
-    return metal_ext.PackedExperts(weights, workers, [codes for _, codes in parts])
+    weights, codes = zip(*map(_codes, matrices), strict=True)
+    return metal_ext.PackedExperts(list(weights), workers, list(codes))
 
 
 def _codes(matrix: StoredMatrix) -> tuple[mx.array, Codes | None]:

@@ -99,7 +99,6 @@ class _Fields:
 
 
 def _llama3(periods: list[float], fields: _Fields) -> tuple[float, ...]:
-    """Scale periods as Llama 3.1 does. Long periods are stretched, and short periods are kept."""
     factor = fields.number("factor")
     low, high = fields.number("low_freq_factor", 1.0), fields.number("high_freq_factor", 4.0)
     known = fields.number(ORIGINAL, 8192)

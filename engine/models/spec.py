@@ -21,7 +21,6 @@ class Rope:
     """The number of leading dimensions of a head that rotate; None means all dimensions."""
 
     def frequencies(self, head_dim: int) -> list[float]:
-        """Return the frequency of each pair of dimensions, in radians per position."""
         if self.periods is not None:
             return [1.0 / period for period in self.periods]
         pairs = (self.dims or head_dim) // 2
@@ -111,7 +110,6 @@ class Experts:
         return chosen + 2 * self.experts + 3 * (self.shared_inner_size or 0)
 
     def distinct(self, tokens: int) -> float:
-        """Return the expected number of distinct experts that ``tokens`` random tokens choose."""
         return self.experts * (1.0 - (1.0 - self.chosen / self.experts) ** tokens)
 
 

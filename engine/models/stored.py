@@ -47,7 +47,6 @@ class StoredMatrix:
         return mx.dequantize(weight, scales, biases, group_size, bits, mode, dtype=scale_dtype)
 
     def uncounted(self) -> "StoredMatrix":
-        """Return the evaluated matrix as aliases (metal_ext.uncounted)."""
         return self._changed(partial(metal_ext.uncounted, transposable=self.packing is None))
 
     def by_parts(self, parts: Sequence[int]) -> "StoredMatrix":
@@ -64,7 +63,6 @@ class StoredMatrix:
         return self._changed(ordered)
 
     def _changed(self, change: Callable[[mx.array], mx.array]) -> "StoredMatrix":
-        """Return the matrix with changed weight, and changed scales and biases if it has them."""
         scales, biases = (a if a is None else change(a) for a in (self.scales, self.biases))
         return replace(self, weight=change(self.weight), scales=scales, biases=biases)
 
@@ -95,7 +93,6 @@ class StoredWeights:
         self._rotations: dict[tuple[int, bytes], Rotation] = {}
 
     def matrix(self, matrix: AnyMatrix) -> StoredMatrix:
-        """Return a matrix, or the stack of the matrices of all experts."""
         name, has_bias = matrix.name, isinstance(matrix, Matrix) and matrix.has_bias
         grouped = f"{name}.scales" in self._arrays
         stored = StoredMatrix(

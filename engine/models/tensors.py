@@ -414,7 +414,6 @@ def _misfit(
     packing: Quantization,
     tensors: Mapping[str, Tensor],
 ) -> CheckpointError | None:
-    """Return an error if the quantization does not fit the layer's tensors, else None."""
     scales = tensors[f"{layer}.scales"]
     known = packing.mode != AFFINE or scales.dtype in FLOAT_TYPES
     for part, (dtype, part_shape) in grouped_tensors(shape, packing, scales.dtype).items():

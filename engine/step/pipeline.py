@@ -136,8 +136,6 @@ class StepPipeline:
         launched = _Launched(plan, None, started_s)
         try:
             launched.step = self._runner.begin(plan, overlapped=self.depth > 0)
-        except FATAL:
-            raise
         except Exception as error:
             self._note_failure(error)
         self._launched.append(launched)
@@ -152,8 +150,6 @@ class StepPipeline:
         assert launched.step is not None, "a step that has failed is retired first"
         try:
             launched.step.submit(state)
-        except FATAL:
-            raise
         except Exception as error:
             self._note_failure(error)
             launched.step = None
@@ -183,11 +179,8 @@ class StepPipeline:
         return [CompletedStep(launched.plan, outcomes, seconds)]
 
     def _read(self, launched: _Launched) -> Sequence[Outcome] | None:
-        """Return the step's outcomes, or None if the step has failed."""
         try:
             return None if launched.step is None else launched.step.read()
-        except FATAL:
-            raise
         except Exception as error:
             self._note_failure(error)
             return None
@@ -201,6 +194,9 @@ class StepPipeline:
         return [CancelledStep(later.plan) for later, _ in running]
 
     def _note_failure(self, error: Exception) -> None:
+        """Raise the error if it ends the engine, alone or as the second one within a minute."""
+        if isinstance(error, FATAL):
+            raise error
         log.error("step failed", exc_info=error)
         now, before = self._clock(), self._failed_s
         if before is not None and now - before < FAILURE_WINDOW_S:

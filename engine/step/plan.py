@@ -127,7 +127,6 @@ class StepPlan:
 
     @property
     def needs_state(self) -> bool:
-        """Whether choosing any token needs a SamplingState."""
         return any(e.sampling is not None and e.sampling.needs_state for e in self.entries)
 
     @property

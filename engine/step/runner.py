@@ -206,7 +206,6 @@ class ModelRunner:
         return mx.concatenate([known_ids, self._sampled])[mx.array(places)]
 
     def _output(self, plan: StepPlan, states: mx.array) -> PendingSamples | mx.array:
-        """Return vectors or samples of ``states``, or logits if sampling needs a SamplingState."""
         if self._pools:
             return pool(states)
         logits = self._model.head(states)
@@ -224,7 +223,6 @@ class ModelRunner:
 
 
 def _gpu_error(error: Exception) -> BackendFailedError | EngineFailedError | None:
-    """Return the error that ends the engine if MLX reports a failure of the GPU, else None."""
     message = str(error)
     if GPU_FAULT not in message:
         return None

@@ -65,7 +65,6 @@ class Sharing:
         self._decisions: list[CacheDecision] = []
 
     def take_decisions(self) -> tuple[CacheDecision, ...]:
-        """Return and clear the recorded decisions."""
         decisions = tuple(self._decisions)
         self._decisions.clear()
         return decisions
@@ -216,7 +215,6 @@ class Scheduler:
         return [] if sequence is None else [self._finish(sequence, FinishReason.ABORTED)]
 
     def fail(self, plan: StepPlan, message: str) -> list[TokenEvent]:
-        """End all requests of a failed step with an error."""
         left = self.sequences_of(plan.entries)
         return [self._finish(sequence, FinishReason.ERROR, message) for sequence in left]
 
@@ -263,7 +261,6 @@ class Scheduler:
         return self._planned(entries)
 
     def _planned(self, entries: list[PlanEntry]) -> StepPlan:
-        """Return the plan of these entries, and mark their tokens as scheduled."""
         num_sampling = 0
         for entry in entries:
             sequence, stop = self._by_id[entry.seq_id], entry.start + entry.count
@@ -403,7 +400,6 @@ class Scheduler:
         return count
 
     def _report(self, sequence: Sequence) -> None:
-        """Make a sequence's PrefixReport, before its first token is computed."""
         left_at, miss = self.kv.explain(sequence.seq_id)
         sequence.prefix = PrefixReport(sequence.num_computed, left_at, miss)
         self._begun.append(sequence.request.submitted_s)

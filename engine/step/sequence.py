@@ -196,7 +196,6 @@ def _scoring(sequence: Sequence, stop: int) -> Scoring | None:
 
 
 def apply_outcome(sequence: Sequence, outcome: Outcome) -> TokenEvent | None:
-    """Add an outcome to its sequence; return the event to report, or None."""
     if isinstance(outcome, Token):
         return _append(sequence, outcome)
     if isinstance(outcome, Scores):

@@ -15,7 +15,7 @@ from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVFormat
 from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
 from kvcache.slot_pool import SLOTS_PER_SEQUENCE
-from tests.engines import CONFIG, MACHINE
+from tests.engines import CONFIG, MACHINE, ON_CPU
 
 VOCABULARY = 512
 
@@ -57,4 +57,4 @@ def hybrid_loop(
             max_num_seqs=min(memory.max_num_seqs, slots // SLOTS_PER_SEQUENCE),
         )
     workers = metal_ext.CpuWorkers(1)
-    return assemble(memory, config, model, VOCABULARY, KVBackend.POSIX, workers, b"hybrid", emit)
+    return assemble(memory, config, model, VOCABULARY, ON_CPU["posix"], workers, b"hybrid", emit)

@@ -128,7 +128,7 @@ async def test_an_answer_that_came_just_before_the_end_stays() -> None:
     found = await client.memory_map()
     looking = asyncio.ensure_future(client.memory_map())
     await asyncio.sleep(0)
-    (future,) = client._asked
+    (future,) = client._requested_maps
     future.set_result(found)
     client._fail_all("the engine has ended")
     assert await looking is found
