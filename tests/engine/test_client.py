@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.client import EngineClient, TokenStream
+from engine.client import EngineClient, Slots, TokenStream
 from engine.types import (
     EngineDeadError,
     FinishReason,
@@ -88,12 +88,6 @@ async def test_waiting_for_events_has_a_limit() -> None:
     assert await stream.next_batch(0.001) == []
 
 
-async def test_an_exhausted_stream_gives_nothing_more(client: EngineClient) -> None:
-    stream = submit(client, (1, 2), params(1))
-    assert len(await read(stream)) == 1
-    assert await stream.next_batch(0.01) == []
-
-
 async def test_fault_01_a_prompt_that_can_never_fit_is_refused_at_once(
     client: EngineClient,
 ) -> None:
@@ -135,16 +129,6 @@ async def test_choices_are_answers_to_one_request(client: EngineClient) -> None:
         assert [e.token_id for e in events] == want[: stream_params.max_tokens]
     assert submit(client, (1,), params(1)).answer_id == first + 3
     await settled(client)
-
-
-async def test_choices_are_read_together(client: EngineClient) -> None:
-    streams = client.submit(Request(PROMPT, (params(3), params(6), params(9))))
-    found: list[list[TokenEvent]] = [[], [], []]
-    while any(batches := await TokenStream.next_batches(streams, WAIT_S)):
-        for events, batch in zip(found, batches, strict=True):
-            events += batch
-    assert [len(events) for events in found] == [3, 6, 9]
-    assert await TokenStream.next_batches(streams, WAIT_S) == [[], [], []]
 
 
 async def test_answers_to_two_prompts_are_read_together(client: EngineClient) -> None:
@@ -206,6 +190,10 @@ async def test_one_tenant_leaves_room_for_others_and_gets_its_places_back() -> N
     client.check_room(3, b"one")
     assert not client._slots._taken
     assert client.stop(20)
+
+
+def test_a_share_is_one_slot_at_least() -> None:
+    assert Slots(0.01).max_share(10) == 1
 
 
 async def test_choices_enter_the_queue_together_or_not_at_all() -> None:

@@ -2,15 +2,12 @@
 
 import random
 import time
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.messages import Abort
 from engine.step import sampler
-from engine.step.constraints import BROKEN
 from engine.types import FinishReason, Request, SamplingParams
 from tests.engine.test_recall_engine import assert_empty
 from tests.engines import (
@@ -27,7 +24,7 @@ from tests.engines import (
     run_dry,
     steps,
 )
-from tests.recall import RecallModel, recall
+from tests.recall import recall
 
 LAYERS = len(SHAPE.layers)
 WAIT_S = 10.0
@@ -98,71 +95,6 @@ def test_tokens_are_accepted_once_through_preemptions(overlap: bool) -> None:
     assert_empty(loop)
 
 
-def test_aborts_leave_nothing_behind(overlap: bool) -> None:
-    answers = Answers.empty()
-    loop = recall_loop(answers, overlap=overlap)
-    asked = {n: bound(n, [n] * 30, 50) for n in range(1, 5)}
-    for request in asked.values():
-        loop.mailbox.put(request)
-    for _ in range(8):
-        loop.run_once()
-    for number in (1, 3):
-        loop.mailbox.put(Abort(number))
-    run_dry(loop)
-    for number, request in asked.items():
-        assert constraint_of(request).accepted == answers.tokens[number]
-        want = FinishReason.ABORTED if number in (1, 3) else FinishReason.LENGTH
-        assert answers.finished[number] is want
-    assert_empty(loop)
-
-
-@pytest.mark.parametrize("fault", [{"fills_until": 4}, {"accepts_until": 4}])
-def test_a_constraint_that_raises_ends_its_request_alone(fault: Any, overlap: bool) -> None:
-    answers = Answers.empty()
-    loop = recall_loop(answers, overlap=overlap)
-    healthy = bound(1, [5, 6, 7], 10)
-    params = SamplingParams(10, temperature=0.0)
-    sick = request_of(2, (5, 6, 8), params, constraint=Scripted(every_third(VOCAB), **fault))
-    loop.mailbox.put(healthy)
-    loop.mailbox.put(sick)
-    run_dry(loop)
-    assert answers.finished == {1: FinishReason.LENGTH, 2: FinishReason.ERROR}
-    assert answers.messages[2] == BROKEN
-    assert len(answers.tokens[2]) == 4
-    assert answers.tokens[1] == foretold([5, 6, 7], 10, every_third(VOCAB))
-    assert loop.stats.failed_rows == 0, "the model's output was finite"
-    assert_empty(loop)
-
-
-def test_a_step_that_fails_accepts_nothing(overlap: bool) -> None:
-    answers = Answers.empty()
-    loop = recall_loop(
-        answers,
-        overlap=overlap,
-        model=lambda shape, vocab: RecallModel(shape, vocab, failing_tokens=frozenset({777})),
-    )
-    request = bound(1, [1, 777], 5)
-    loop.mailbox.put(request)
-    run_dry(loop)
-    assert answers.finished[1] is FinishReason.ERROR
-    assert constraint_of(request).accepted == []
-    loop.mailbox.put(bound(2, [1, 2], 5))
-    run_dry(loop)
-    assert answers.tokens[2] == foretold([1, 2], 5, every_third(VOCAB))
-
-
-def test_a_constraint_ends_its_answer_with_a_stop_token(overlap: bool) -> None:
-    answers = Answers.empty()
-    loop = recall_loop(answers, overlap=overlap)
-    constraint = Scripted(lambda accepted: {9} if len(accepted) == 3 else {4, 5})
-    params = SamplingParams(50, temperature=0.0, stop_token_ids=frozenset({9}))
-    loop.mailbox.put(request_of(1, (1, 2, 3), params, constraint=constraint))
-    run_dry(loop)
-    assert answers.finished[1] is FinishReason.STOP
-    assert constraint.accepted[-1] == 9
-    assert len(constraint.accepted) == 4
-
-
 def test_no_constraint_is_asked_for_a_mask_when_its_answer_has_ended(overlap: bool) -> None:
     class Asked(Scripted):
         def fill_mask(self, row: np.ndarray) -> bool:
@@ -178,6 +110,8 @@ def test_no_constraint_is_asked_for_a_mask_when_its_answer_has_ended(overlap: bo
     loop.mailbox.put(bound(2, [7], 12))
     run_dry(loop)
     assert asked == [0, 1, 2, 3]
+    assert constraint.accepted[3:] == [9]
+    assert answers.finished[1] is FinishReason.STOP
     assert loop.stats.wasted_rows == overlap, "its row of the step in flight"
     assert answers.tokens[2] == foretold([7], 12, every_third(VOCAB))
 

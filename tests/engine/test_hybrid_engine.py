@@ -14,9 +14,7 @@ from tests.engine.hybrid_schedules import (
     Heard,
     Hybrid,
     a_hybrid,
-    alone,
     asked,
-    differing_bits,
     engine,
     line,
     run,
@@ -37,20 +35,6 @@ def test_no_company_chunk_hit_fork_abort_or_preemption_changes_a_bit(
 ) -> None:
     counts = schedule(hybrid, seed)
     assert counts[DIFFERENT] == 0, line(counts)
-
-
-def test_a_preempted_sequence_goes_on_from_its_last_boundary(hybrid: Hybrid) -> None:
-    rng, heard = Random(3), Heard()
-    loop = engine(hybrid, heard, overlap=True, heaps=10)
-    requests = [
-        asked(number, [rng.randrange(VOCABULARY) for _ in range(60)], 120) for number in range(1, 6)
-    ]
-    for request in requests:
-        loop.mailbox.put(request)
-    run(loop)
-    assert loop._scheduler.counters.preemptions
-    assert differing_bits(heard, alone(hybrid, requests), requests) == 0
-    loop.close()
 
 
 def test_a_conversation_computes_what_is_new_and_copies_nothing(hybrid: Hybrid) -> None:

@@ -425,21 +425,6 @@ def test_each_controller_of_version_1_has_a_tree_of_its_own(linux: Linux) -> Non
     }
 
 
-def test_where_nothing_can_be_read_nothing_is_limited(linux: Linux) -> None:
-    assert (linux.memory, linux.processors) == ([], None)
-    linux.own.unlink()
-    assert own_groups(linux.mounts, linux.own) == []
-
-
-def test_limits_of_version_1_are_read(linux: Linux) -> None:
-    linux.limit_old("memory/pod/box", 700, 300)
-    linux.limit_old("memory", UNLIMITED, 900)
-    assert linux.memory == [
-        GroupMemory(700, 300, 0),
-        GroupMemory(UNLIMITED, 900, 0),
-    ]
-
-
 def test_version_1_tells_limits_of_groups_that_cannot_be_seen(linux: Linux) -> None:
     stat = f"cache 5\nhierarchical_memory_limit {500}\n"
     linux.limit_old("memory/pod/box", UNLIMITED, 300, stat)
@@ -450,13 +435,6 @@ def test_page_cache_of_version_1_makes_room_with_that_of_the_groups_inside(linux
     # cache has shared memory in it; the lists of files have not.
     stat = "cache 9\nactive_file 1\ntotal_cache 90\ntotal_active_file 20\ntotal_inactive_file 10\n"
     linux.limit_old("memory/pod/box", 700, 300, stat)
-    assert linux.memory == [GroupMemory(700, 300, 30)]
-
-
-def test_version_2_counts_shared_memory_among_files(linux: Linux) -> None:
-    stat = "anon 1\nfile 50\nshmem 20\n"
-    linux.limit("slice/own", 700, 300, stat)
-    linux.limit("slice", "max", 300)
     assert linux.memory == [GroupMemory(700, 300, 30)]
 
 

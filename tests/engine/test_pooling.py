@@ -120,25 +120,6 @@ async def test_a_text_may_fill_the_whole_context_and_no_more(folder: Path) -> No
         assert client.stop(10.0)
 
 
-async def test_sixteen_at_once_are_sixteen_alone_with_memory_for_few(folder: Path) -> None:
-    rng = np.random.default_rng(9)
-    prompts = [rng.integers(0, SPEC.vocab_size, 150 + n).tolist() for n in range(16)]
-    block_bytes = 2 * SPEC.num_hidden_layers * 4096
-    client = pooling_client(
-        folder,
-        page_bytes=4096,
-        heap_bytes=block_bytes,
-        kv_budget_bytes=14 * block_bytes,
-        max_num_batched_tokens=32,
-    )
-    try:
-        together = np.stack(await asyncio.gather(*(vector(client, ids) for ids in prompts)))
-        alone = np.stack([await vector(client, ids, b"alone") for ids in prompts])
-        assert np.abs(together - alone).max() < TOLERANCE
-    finally:
-        assert client.stop(10.0)
-
-
 @pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}, {"bits": 4}], ids=str)
 @pytest.mark.parametrize("bare", [True, False])
 def test_weights_load_by_either_name(tmp_path: Path, how: dict[str, Any], bare: bool) -> None:

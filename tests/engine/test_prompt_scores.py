@@ -14,20 +14,14 @@ from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.step.loop import EngineLoop
 from engine.step.plan import (
-    NOT_FINITE,
-    PlanEntry,
     RowError,
-    Sampling,
     Scores,
-    Scoring,
-    Token,
 )
-from engine.step.sampler import SCORED_ROWS_AT_ONCE, joined, score, scored_rows
+from engine.step.sampler import score
 from engine.types import (
     FinishReason,
     SamplingParams,
     TokenEvent,
-    TokenLogprobs,
 )
 from tests.engines import CONFIG, ON_CPU, recall_loop, request_of, run_dry, steps
 from tests.models import ModelSpec, write_model
@@ -237,43 +231,3 @@ def test_a_row_that_is_not_finite_ends_its_request_with_an_error(bad: int) -> No
     assert of(events, 2)[0].finish is FinishReason.LENGTH
     assert loop._scheduler.counters.failed_rows == 1
     loop.close()
-
-
-# --- rows and results ------------------------------------------------------------------------
-
-
-def entry(start: int, count: int, scores: range = range(0), samples: bool = False) -> PlanEntry:
-    sampling = Sampling(SamplingParams(1, prompt_logprobs=0), 0) if samples else None
-    scoring = Scoring(scores.start, (7,) * len(scores), 0) if scores else None
-    return PlanEntry(1, start, count, (7,) * count, sampling, scoring)
-
-
-def test_rows_are_counted_from_the_first_of_the_step() -> None:
-    entries = [
-        entry(9, 1, samples=True),
-        entry(4, 6, range(6, 10)),
-        entry(0, 3),
-        entry(1, 2, range(1, 3)),
-    ]
-    assert scored_rows(entries) == [3, 4, 5, 6, 10, 11]
-
-
-def test_every_entry_with_a_result_gets_its_own() -> None:
-    one = TokenLogprobs(-1.0, ())
-    entries = [
-        entry(9, 1, samples=True),
-        entry(0, 3),
-        entry(0, 3, range(3)),
-        entry(0, 3, range(2), samples=True),
-        entry(0, 3, range(1, 2), samples=True),
-    ]
-    results = joined(
-        entries,
-        [Token(5), Token(6), Token(7)],
-        [Scores((one, one, one)), NOT_FINITE, Scores((one,))],
-    )
-    assert results == [Token(5), Scores((one,) * 3), NOT_FINITE, Scores((one,), Token(7))]
-
-
-def test_a_bound_of_rows_is_a_small_part_of_a_step() -> None:
-    assert SCORED_ROWS_AT_ONCE * 151_936 * 4 < 32 << 20

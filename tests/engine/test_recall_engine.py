@@ -16,7 +16,7 @@ from kvcache.layout import KVFormat, KVShape, KVSpec, paged_layout
 from kvcache.native_backends import PosixBackend
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop, run_dry, steps
 from tests.kvcache.managers import full_group, join, manager
-from tests.recall import RecallModel, WrongSlotError, recall, recall_many
+from tests.recall import WrongSlotError, recall, recall_many
 
 LAYERS = len(SHAPE.layers)
 # Rows and pages of the second kind are twice as large.
@@ -61,24 +61,6 @@ def test_ragged_company_changes_no_token(format: KVFormat) -> None:
     for number, ids in asked.items():
         assert answers.tokens[number] == recall_many(ids, 15, LAYERS, VOCAB)
         assert answers.finished[number] is FinishReason.LENGTH
-
-
-@pytest.mark.parametrize("shape", [SHAPE, TWO_KINDS])
-def test_preemption_changes_no_token(shape: KVShape) -> None:
-    answers = Answers.empty()
-    budget = 16 * 16 * shape.bytes_per_token
-    loop = recall_loop(
-        answers, shape=shape, page_bytes=None, kv_budget_bytes=budget, max_model_len=250
-    )
-    assert len(loop._kv._groups) == len(shape.specs)
-    asked = dict(enumerate(prompts(12, 60, seed=2), start=1))
-    for number, ids in asked.items():
-        loop.mailbox.put(greedy(number, ids, 100))
-    run_dry(loop)
-    assert loop._scheduler.counters.preemptions > 0, "the pool was meant to be too small"
-    for number, ids in asked.items():
-        assert answers.tokens[number] == recall_many(ids, 100, LAYERS, VOCAB)
-    assert_empty(loop)
 
 
 @pytest.mark.parametrize(
@@ -155,22 +137,6 @@ def test_the_counter_that_says_so_counts() -> None:
     assert kv.copied_bytes == 5 * SHAPE.bytes_per_token
 
 
-def test_rows_that_are_not_finite_fail_their_own_request_alone() -> None:
-    answers = Answers.empty()
-    loop = recall_loop(
-        answers,
-        model=lambda shape, vocab: RecallModel(shape, vocab, non_finite_tokens=frozenset({777})),
-    )
-    healthy = [5, 6, 7]
-    loop.mailbox.put(greedy(1, healthy, 10))
-    loop.mailbox.put(greedy(2, [1, 777], 10))
-    run_dry(loop)
-    assert answers.finished == {1: FinishReason.LENGTH, 2: FinishReason.ERROR}
-    assert answers.messages[2] == "the model's output was not finite"
-    assert answers.tokens[1] == recall_many(healthy, 10, LAYERS, VOCAB)
-    assert_empty(loop)
-
-
 def test_recall_notices_a_slot_that_was_overwritten() -> None:
     """The oracle can fail: one wrong slot in the past of a sequence is named."""
     loop = recall_loop(Answers.empty())
@@ -234,24 +200,3 @@ def test_a_conversation_computes_each_turn_once() -> None:
         assert answers.tokens[number] == want
         conversation = [*conversation, *want, *[number] * 5]
     assert loop.stats.prompt_tokens < 60 + 3 * (16 + 6)
-
-
-def test_random_prompts_with_few_beginnings_change_no_token() -> None:
-    rng = random.Random(11)
-    answers = Answers.empty()
-    loop = recall_loop(answers, kv_budget_bytes=24 * BLOCK_BYTES, max_model_len=200)
-    beginnings = [[kind] * rng.randint(20, 60) for kind in range(4)]
-    asked = {}
-    for number in range(1, 101):
-        ids = [*rng.choice(beginnings), *(rng.randrange(3) for _ in range(rng.randint(1, 40)))]
-        asked[number] = ids
-        loop.mailbox.put(greedy(number, ids, rng.randint(1, 40)))
-        for _ in range(rng.randint(0, 9)):
-            loop.run_once()
-    run_dry(loop)
-    for number, ids in asked.items():
-        got = answers.tokens[number]
-        assert got == recall_many(ids, len(got), LAYERS, VOCAB)
-    assert loop.stats.cached_prompt_tokens > 0
-    assert loop.stats.preemptions > 0
-    assert_empty(loop)

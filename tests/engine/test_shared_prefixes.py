@@ -17,7 +17,6 @@ from engine.types import (
 from kvcache.manager import KVCacheManager
 from tests.engines import request_of
 from tests.kvcache.managers import (
-    HEAP_BLOCKS,
     TOKENS,
     blocks_needed,
     complete_steps,
@@ -111,13 +110,6 @@ def test_the_first_request_says_why_it_shared_nothing() -> None:
     assert (first.cached_tokens, first.left_at, first.miss) == (0, 0, MissReason.NEVER_CACHED)
     assert (second.cached_tokens, second.left_at) == (16, 20)
     assert engine.scheduler.counters.prefix_misses == {MissReason.NEVER_CACHED: 2}
-
-
-def test_the_report_comes_with_the_first_token_and_with_the_end() -> None:
-    engine = Engine()
-    engine.add(1, [1, 2, 3], max_tokens=3)
-    engine.run()
-    assert [event.prefix is not None for event in engine.events] == [True, False, True]
 
 
 def test_simultaneous_arrivals_compute_their_common_prefix_once() -> None:
@@ -273,17 +265,3 @@ def test_a_preempted_fork_comes_back_without_its_parent() -> None:
     assert engine.scheduler.counters.preemptions > 0
     ends = [event for event in engine.events if event.finish is FinishReason.LENGTH]
     assert len(ends) == 2
-
-
-def test_the_pool_is_given_back_at_the_end() -> None:
-    engine = Engine()
-    for number in range(1, 6):
-        engine.add(number, [*COMMON, number])
-    engine.run()
-    engine.step()
-    engine.kv.evict_prefixes()
-    engine.kv.release_idle_memory()
-    engine.kv.release_idle_memory()
-    stats = engine.kv.stats()
-    assert stats.free_bytes == stats.capacity_bytes
-    assert stats.committed_bytes <= HEAP_BLOCKS * engine.backend.group.block_bytes

@@ -22,8 +22,7 @@ from engine.step.loop import EngineLoop
 from engine.step.pipeline import FAILURE_WINDOW_S
 from engine.step.plan import NO_STEP, InFlightStep, StepPlan
 from engine.step.scheduler import Scheduler
-from engine.types import EngineFailedError, FinishReason, SamplingParams
-from kvcache.backend import BackendFailedError
+from engine.types import EngineFailedError, FinishReason
 from kvcache.kv_backends import KVBackend
 from tests.engines import (
     BLOCK_BYTES,
@@ -34,7 +33,6 @@ from tests.engines import (
     Answers,
     greedy,
     recall_loop,
-    request_of,
     run_dry,
     steps,
     use_clock,
@@ -234,27 +232,6 @@ def test_messages_are_taken_in_the_order_in_which_they_came() -> None:
     assert list(answers.finished.values()) == [FinishReason.ABORTED] * 29
 
 
-def test_a_request_with_penalties_survives_preemption() -> None:
-    """Its history is counted once, however often its memory is taken."""
-
-    def run(budget_blocks: int) -> tuple[Answers, int]:
-        answers = Answers.empty()
-        loop = recall_loop(answers, kv_budget_bytes=budget_blocks * BLOCK_BYTES, max_model_len=200)
-        for number in range(1, 6):
-            params = SamplingParams(
-                100, temperature=1.0, seed=number, frequency_penalty=0.7, repetition_penalty=1.2
-            )
-            loop.mailbox.put(request_of(number, tuple(range(number, 40)), params))
-        run_dry(loop)
-        return answers, loop._scheduler.counters.preemptions
-
-    roomy, none = run(64)
-    tight, some = run(16)
-    assert none == 0
-    assert some > 0
-    assert roomy.tokens == tight.tokens
-
-
 def test_the_time_in_the_queue_ends_with_the_step_that_computes_the_first_token() -> None:
     clock = Clock(1000.0)
     loop = recall_loop(Answers.empty(), max_num_seqs=1)
@@ -356,16 +333,6 @@ def test_fault_10_who_waits_for_memory_that_never_comes_back_counts_as_a_step_th
             assert loop.busy_since == 1000.0
     run_dry(loop)
     assert loop.busy_since is None
-
-
-def test_fault_09_a_kv_backend_that_fails_is_no_fault_of_a_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loop = recall_loop(Answers.empty())
-    loop.mailbox.put(greedy(1, [1, 2, 3], 3))
-    monkeypatch.setattr(loop._kv, "views", Mock(side_effect=BackendFailedError("it failed")))
-    with pytest.raises(BackendFailedError):
-        loop.run_once()
 
 
 # --- memory pressure --------------------------------------------------------------------------

@@ -114,10 +114,6 @@ def fails(what: str, number: int, error: type[Exception] = RuntimeError) -> Faul
     return fault
 
 
-def rows(plan: StepPlan) -> list[tuple[int, int, int]]:
-    return plan.segments
-
-
 def answer(prompt: list[int], count: int) -> list[int]:
     return recall_many(prompt, count, len(SHAPE.layers), VOCAB)
 
@@ -150,7 +146,7 @@ def test_overlapping_steps_say_bit_for_bit_what_steps_one_by_one_say(tiny_model:
             ruled = Scripted(every_third(256)) if number in (2, 6) else None
             loop.mailbox.put(request_of(number, prompt, params, constraint=ruled))
         run_dry(loop)
-        return events, [rows(plan) for plan in runner.plans], sum(runner.overlapped)
+        return events, [plan.segments for plan in runner.plans], sum(runner.overlapped)
 
     one_by_one, their_rows, none = run(overlap=False)
     overlapping, its_rows, some = run(overlap=True)
@@ -178,34 +174,9 @@ def test_the_next_step_is_begun_before_the_one_in_flight_is_read_and_then_submit
         ("submit", 3),
         ("read", 3),
     ]
-    assert [rows(plan) for plan in runner.plans] == [[(1, 0, 3)], [(1, 3, 1)], [(1, 4, 1)]]
+    assert [plan.segments for plan in runner.plans] == [[(1, 0, 3)], [(1, 3, 1)], [(1, 4, 1)]]
     assert heard == [0, 1, 2, 3]
     assert answers.tokens[1] == answer([1, 2, 3], 3)
-
-
-def test_a_request_that_ends_at_its_length_wastes_no_row() -> None:
-    answers = Answers.empty()
-    loop = recall_loop(answers, overlap=True, max_model_len=60)
-    for number, (prompt, most) in enumerate(((3, 1), (5, 2), (50, 30), (9, 20)), start=1):
-        loop.mailbox.put(greedy(number, [number] * prompt, most))
-    run_dry(loop)
-    assert loop.stats.wasted_rows == 0
-    assert [len(answers.tokens[n]) for n in (1, 2, 3, 4)] == [1, 2, 10, 20]
-    for number, prompt in ((3, 50), (4, 9)):
-        want = answer([number] * prompt, len(answers.tokens[number]))
-        assert answers.tokens[number] == want
-
-
-def test_who_takes_the_place_of_one_that_has_ended_is_computed_from_its_own_token() -> None:
-    answers = Answers.empty()
-    loop = recall_loop(answers, overlap=True)
-    loop.mailbox.put(greedy(1, [1, 2], 20))
-    loop.mailbox.put(greedy(2, [3], 3))
-    for _ in range(3):
-        loop.run_once()
-    loop.mailbox.put(greedy(3, [5], 5))
-    run_dry(loop)
-    assert answers.tokens == {1: answer([1, 2], 20), 2: answer([3], 3), 3: answer([5], 5)}
 
 
 def test_a_stop_token_wastes_one_row_whose_blocks_wait_for_its_epoch() -> None:
@@ -227,21 +198,6 @@ def test_a_stop_token_wastes_one_row_whose_blocks_wait_for_its_epoch() -> None:
     assert loop.stats.generated_tokens == 35
 
 
-def test_who_is_aborted_in_flight_is_heard_of_no_more() -> None:
-    answers = Answers.empty()
-    loop = recall_loop(answers, overlap=True)
-    loop.mailbox.put(greedy(1, [1, 2], 50))
-    loop.mailbox.put(greedy(2, [3], 20))
-    for _ in range(4):
-        loop.run_once()
-    loop.mailbox.put(Abort(1))
-    run_dry(loop)
-    assert answers.finished == {1: FinishReason.ABORTED, 2: FinishReason.LENGTH}
-    assert answers.tokens[1] == answer([1, 2], 50)[: len(answers.tokens[1])]
-    assert answers.tokens[2] == answer([3], 20)
-    assert loop.stats.wasted_rows == 1
-
-
 def test_who_is_aborted_in_flight_stays_so_when_the_step_fails() -> None:
     answers = Answers.empty()
     loop = recall_loop(answers, overlap=True)
@@ -254,18 +210,6 @@ def test_who_is_aborted_in_flight_stays_so_when_the_step_fails() -> None:
     loop.run_once()
     assert answers.finished == {1: FinishReason.ERROR, 2: FinishReason.ABORTED}
     assert loop._scheduler.num_running == 0
-
-
-def test_who_is_aborted_while_its_prompt_is_in_flight_wastes_no_result() -> None:
-    answers = Answers.empty()
-    loop = recall_loop(answers, overlap=True)
-    loop.mailbox.put(greedy(1, list(range(300)), 5))
-    loop.run_once()
-    loop.mailbox.put(Abort(1))
-    run_dry(loop)
-    assert answers.finished == {1: FinishReason.ABORTED}
-    assert loop.stats.wasted_rows == 0
-    assert loop._kv.stats().live_bytes == 0
 
 
 KINDS = (
@@ -383,20 +327,6 @@ def test_a_device_that_takes_whole_steps_is_handed_each_once(
     assert handed == loop.last_stats().steps == 10
 
 
-def test_memory_is_taken_from_nobody_in_flight() -> None:
-    """The first ones are the same with memory for all and with memory for few."""
-    answers = Answers.empty()
-    block = 2 * len(SHAPE.layers) * 4096
-    loop = recall_loop(answers, overlap=True, kv_budget_bytes=16 * block, max_model_len=200)
-    for number in range(1, 6):
-        loop.mailbox.put(greedy(number, list(range(number, 40)), 100))
-    run_dry(loop)
-    assert loop._scheduler.counters.preemptions > 0
-    assert loop.stats.wasted_rows == 0
-    for number in range(1, 6):
-        assert answers.tokens[number] == answer(list(range(number, 40)), 100)
-
-
 # --- faults -----------------------------------------------------------------------------------
 
 
@@ -434,7 +364,7 @@ def test_fault_08_when_a_step_fails_those_that_only_the_next_one_had_live_on() -
     run_dry(loop)
     assert answers.tokens[1] == answer([1, 2], 1)
     assert answers.tokens[2] == answer(list(range(30)), 5)
-    assert rows(runner.plans[3]) == [(2, 0, 30)], "computed again from the first token"
+    assert runner.plans[3].segments == [(2, 0, 30)], "computed again from the first token"
     assert loop._kv.stats().live_bytes == 0
 
 

@@ -249,13 +249,6 @@ def test_rows_report_as_many_alternatives_as_each_asked_for(run: Run) -> None:
     assert counts == [None, 0, 2, VOCAB]
 
 
-def test_only_the_chosen_tokens_are_reported_where_no_alternatives_are_wanted(run: Run) -> None:
-    (result,) = run(logits(1), [sequence(params(temperature=0.0, logprobs=0))])
-    assert result.logprobs is not None
-    assert result.logprobs.top == ()
-    assert result.logprobs.logprob < 0
-
-
 def test_sixteen_bit_logits_are_sampled_as_floats() -> None:
     x = mx.array(logits(1)).astype(mx.bfloat16)
     (result,) = sample_next(x, [sequence(params(temperature=0.0, logprobs=1))])
