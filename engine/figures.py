@@ -46,7 +46,6 @@ class HistogramCounts(NamedTuple):
     counts: tuple[int, ...]
     """The number of values in each bucket; the last bucket has no bound."""
     total: float
-    """The sum of all values."""
 
 
 class Histogram:

@@ -63,7 +63,6 @@ class FirstHour:
     """A command that measures the model whose name follows, and prints a JSON object in a line."""
     models: Sequence[str]
     report: MachineReport | None = None
-    """The report of ``quire doctor``, once that question has an answer."""
     _machine: Machine = field(default_factory=this_machine)
     _end: float = field(default_factory=lambda: time.monotonic() + FIRST_HOUR_S)
 

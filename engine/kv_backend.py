@@ -48,12 +48,7 @@ def plan_for_this_machine(
             for spec, group in zip(layout.shape.specs, layout.groups, strict=True)
         ]
 
-    choice = machine_kv_backend(
-        config.kv_backend,
-        sizes_of,
-        release_heaps=config.release_heaps,
-        map_while_running=config.map_while_running,
-    )
+    choice = machine_kv_backend(config, sizes_of)
     return plan_on(choice, config, checkpoint, budget_bytes)
 
 
@@ -70,32 +65,22 @@ def plan_on(
         config = replace(config, headroom_bytes=0)
     plan = plan_engine(config, checkpoint, machine, choice)
     if choice.kv_backend is KVBackend.POSIX:
-        largest = max(group.heap_bytes for group in plan.memory.layout.groups)
-        check_heap_file(largest, system_file_limit())
+        heap_bytes = max(group.heap_bytes for group in plan.memory.layout.groups)
+        limit_bytes = system_file_limit()
+        if limit_bytes is not None and heap_bytes > limit_bytes:
+            raise BudgetError(
+                f"a heap of {gib(heap_bytes)} is a file to the system, and this process may have "
+                f"none of more than {gib(limit_bytes)}: raise that limit (`ulimit -f unlimited`)"
+            )
     return plan
 
 
-def check_heap_file(heap_bytes: int, limit_bytes: int | None) -> None:
-    if limit_bytes is not None and heap_bytes > limit_bytes:
-        raise BudgetError(
-            f"a heap of {gib(heap_bytes)} is a file to the system, and this process may have none "
-            f"of more than {gib(limit_bytes)}: raise that limit (`ulimit -f unlimited`)"
-        )
-
-
 def machine_kv_backend(
-    setting: str,
-    sizes_of: Callable[[KVBackend], list[tuple[int, CacheSize]]],
-    *,
-    release_heaps: bool | None = None,
-    map_while_running: bool | None = None,
+    config: EngineConfig, sizes_of: Callable[[KVBackend], list[tuple[int, CacheSize]]]
 ) -> KVBackendChoice:
-    """Choose a backend by ``setting``, which is "auto" or a backend's name. A GPU's backend is
-    tested first, with the pairs of page bytes and cache size that ``sizes_of`` returns.
-
-    With ``release_heaps`` a GPU may free heaps. With ``map_while_running`` it may map memory while
-    steps run. If one is None, it is allowed only after a passed self-test. Raises KVBackendError.
-    """
+    """Choose the configured backend, and how it may release and map memory. A GPU's backend is
+    tested first, with the pairs of page bytes and cache size that ``sizes_of`` returns. Raises
+    KVBackendError."""
     device = metal_device()
 
     def test(kv_backend: KVBackend) -> str:
@@ -111,13 +96,13 @@ def machine_kv_backend(
         return ""
 
     choice = choose_kv_backend(
-        setting,
+        config.kv_backend,
         no_metal=why_no_metal(device),
         trial=test,
         remembered=lambda kv_backend: FaultMemory(kv_backend).found(),
     )
-    choice = choose_release(choice, release_heaps, partial(has_passed, SelfTest.RELEASE))
-    choice = choose_mapping(choice, map_while_running, partial(has_passed, SelfTest.STRESS))
+    choice = choose_release(choice, config.release_heaps, partial(has_passed, SelfTest.RELEASE))
+    choice = choose_mapping(choice, config.map_while_running, partial(has_passed, SelfTest.STRESS))
     if not choice.kv_backend.on_gpu:
         return choice
     crash = FaultMemory(choice.kv_backend).warning()

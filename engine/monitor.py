@@ -97,13 +97,11 @@ class EngineMonitor:
         if self._awake is not None:
             self._awake.update(busy=self._client.in_flight > 0)
         if self._pressure is not None:
-            self._report_pressure(PressureLevel(self._pressure()))
+            level = PressureLevel(self._pressure())
+            if level != self._client.pressure:
+                log.warning("memory pressure of the system: %s", level.name.lower())
+                self._client.set_memory_pressure(level)
         return not self._watchdog.check(self._clock(), self._client.busy_since)
-
-    def _report_pressure(self, level: PressureLevel) -> None:
-        if level != self._client.pressure:
-            log.warning("memory pressure of the system: %s", level.name.lower())
-            self._client.set_memory_pressure(level)
 
     def _die(self) -> None:
         """End all streams with an error. If the server does not end in time, end the process."""

@@ -153,7 +153,6 @@ class Request:
     beyond_queue: bool = False
     """Whether to admit the request even when the queue is full."""
     name: str = "unnamed"
-    """The request's name in the log."""
 
     @property
     def answer_ids(self) -> range:

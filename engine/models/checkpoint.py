@@ -94,7 +94,6 @@ class Checkpoint:
     dtype: str
     """The dtype of a GPU's activations: "F32", "BF16" or "F16"."""
     stored_bytes: int
-    """The bytes of all tensors in the files."""
     packed_bytes: int
     """The bytes of all tensors after packing for the CPU's kernels."""
     num_weights: int
@@ -105,7 +104,6 @@ class Checkpoint:
     unread: tuple[str, ...]
     """The names of stored tensors that serving does not need."""
     packings: Mapping[str, Quantization]
-    """The quantization of each quantized layer, by the layer's name."""
 
     @property
     def vocab_size(self) -> int:

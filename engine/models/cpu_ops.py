@@ -86,7 +86,6 @@ class PackedAttention:
     gated: bool
     queries_keys_values: metal_ext.PackedLinear
     bias: mx.array | None
-    """The concatenated biases of queries, keys and values."""
     transform: metal_ext.QKTransform
     output: metal_ext.PackedLinear
 

@@ -75,18 +75,8 @@ def _multiply_chosen(
     if stack.packing is None:
         transposed = stack.weight.swapaxes(-1, -2)
         return mx.gather_mm(rows, transposed, rhs_indices=experts, sorted_indices=ordered)[:, 0]
-    assert stack.scales is not None
     return mx.gather_qmm(
-        rows,
-        stack.weight,
-        stack.scales,
-        stack.biases,
-        rhs_indices=experts,
-        transpose=True,
-        group_size=stack.packing.group_size,
-        bits=stack.packing.bits,
-        mode=stack.packing.mode,
-        sorted_indices=ordered,
+        rows, stack.weight, rhs_indices=experts, sorted_indices=ordered, **stack.quantized
     )[:, 0]
 
 
@@ -272,15 +262,5 @@ def _multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:
     if matrix.packing is None:
         weight = matrix.weight.T
         return x @ weight if matrix.bias is None else mx.addmm(matrix.bias, x, weight)
-    assert matrix.scales is not None
-    product = mx.quantized_matmul(
-        x,
-        matrix.weight,
-        matrix.scales,
-        matrix.biases,
-        transpose=True,
-        group_size=matrix.packing.group_size,
-        bits=matrix.packing.bits,
-        mode=matrix.packing.mode,
-    )
+    product = mx.quantized_matmul(x, matrix.weight, **matrix.quantized)
     return product if matrix.bias is None else product + matrix.bias

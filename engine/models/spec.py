@@ -129,7 +129,6 @@ class ModelSpec:
     """The structure of a decoder-only language model."""
 
     family: str
-    """The family's name to show to people."""
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]

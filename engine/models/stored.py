@@ -1,9 +1,10 @@
 """A model folder's weights as lazy MLX arrays. An array is read from its file when evaluated."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -28,6 +29,13 @@ class StoredMatrix:
     packing: Quantization | None = None
     bias: mx.array | None = None
     """The linear layer's bias ``[outputs]``. It is independent of ``biases``."""
+
+    @property
+    def quantized(self) -> dict[str, Any]:
+        """Return what MLX's products must know of a quantized matrix, besides its codes."""
+        assert self.packing is not None
+        parts = {"scales": self.scales, "biases": self.biases, "transpose": True}
+        return parts | asdict(self.packing)
 
     def arrays(self) -> list[mx.array]:
         parts = (self.weight, self.scales, self.biases, self.bias)

@@ -27,7 +27,6 @@ class ModelHealthCheck:
         self._submit = submit
         self._pooling = pooling
         self.is_running = False
-        """True from the submission of the check's request until the request ends."""
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Start a check if a step has outcomes, and none of the outcomes is finite."""

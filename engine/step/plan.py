@@ -142,7 +142,6 @@ class TokenHistory(NamedTuple):
     """The distinct tokens of a sequence, for penalties."""
 
     ids: np.ndarray
-    """The token ids, int32."""
     generated: np.ndarray
     """How often each token was generated, float32; 0 for a token that only the prompt has."""
 
@@ -161,7 +160,6 @@ class SamplingState(NamedTuple):
     """Masks and histories for choosing tokens, one row for each entry that samples."""
 
     masks: Masks | None
-    """The masks, or None if all rows may choose any token."""
     histories: Sequence[TokenHistory | None]
     """Each row's history, or None for a row without penalties."""
 

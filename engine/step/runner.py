@@ -118,7 +118,6 @@ class ModelRunner:
         self._kv = kv
         self._workers = workers
         self._sampled = mx.array([0])
-        """The newest step's sampled tokens, on the device."""
         self._sampled_by = 0
         """The number of the step that sampled ``_sampled``."""
         self.completed_epoch = 0

@@ -71,7 +71,6 @@ class Sequence:
     seq_id: int
     """The answer's id, which is also the sequence's id in the cache."""
     arrival: int
-    """The sequence's number in order of arrival."""
     max_tokens: int
     """The largest number of tokens that the prompt and the answer may have together."""
     constraint: TokenConstraint | None = None
@@ -85,7 +84,6 @@ class Sequence:
     needs_state: bool = field(init=False)
     """Whether each token needs a SamplingState, for a constraint or penalties."""
     scores_prompt: bool = field(init=False)
-    """Whether log-probabilities of the prompt are requested."""
     progress: Progress = field(default_factory=Progress)
     """The counts of computed and scheduled tokens, shared with the cache while running."""
     num_output_placeholders: int = 0

@@ -3,11 +3,13 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from engine import kv_backend as engine_kv_backend
+from engine.config import EngineConfig
 from engine.kv_backend import (
     machine_kv_backend,
     memory_for,
@@ -19,9 +21,9 @@ from engine.kv_backend import (
 from engine.machine import machine_memory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from kvcache.fault_memory import FaultMemory
-from kvcache.kv_backends import NO_DEVICE, NO_METAL, KVBackend, KVBackendError
+from kvcache.kv_backends import NO_DEVICE, NO_METAL, KVBackend, KVBackendChoice, KVBackendError
 from kvcache.layout import LayoutError
-from kvcache.selftest.run import USUAL, CacheSize, SelfTest, SelfTestReport, write_stamp
+from kvcache.selftest.run import USUAL, SelfTest, SelfTestReport, write_stamp
 from tests.engines import CONFIG
 from tests.kvcache.metal_double import Device, install
 from tests.models import ModelSpec, write_model
@@ -53,19 +55,24 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Tried:
     return seen
 
 
-def page(_: KVBackend) -> list[tuple[int, CacheSize]]:
-    return [(16384, USUAL)]
+def chosen(
+    setting: Any, *, release_heaps: bool | None = None, map_while_running: bool | None = None
+) -> KVBackendChoice:
+    config = EngineConfig(
+        kv_backend=setting, release_heaps=release_heaps, map_while_running=map_while_running
+    )
+    return machine_kv_backend(config, lambda _: [(16384, USUAL)])
 
 
 def choose(asked: str, *, release_heaps: bool = False) -> KVBackend:
-    return machine_kv_backend(asked, page, release_heaps=release_heaps).kv_backend
+    return chosen(asked, release_heaps=release_heaps).kv_backend
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a GPU")
 def test_without_metal_the_cpu_serves_and_nothing_is_tried(tried: Tried) -> None:
     assert metal_device() is None
     assert why_no_metal(None) == NO_METAL
-    choice = machine_kv_backend("auto", page, release_heaps=True)
+    choice = chosen("auto", release_heaps=True)
     assert (choice.kv_backend, choice.reasons) == (KVBackend.POSIX, (f"posix: {NO_METAL}",))
     assert tried == []
     assert memory_for(KVBackend.POSIX).max_buffer_bytes is None
@@ -87,7 +94,7 @@ def test_a_build_with_metal_on_a_machine_without_a_device_serves_from_the_cpu(
 def test_the_canary_decides_with_the_pages_that_the_cache_will_have(
     device: Device, tried: Tried
 ) -> None:
-    choice = machine_kv_backend("auto", page, release_heaps=False)
+    choice = chosen("auto", release_heaps=False)
     assert choice.kv_backend is KVBackend.PAGED
     assert choice.reasons[0] == "not sparse on Metal: it hung"
     assert [(what, kv_backend) for what, kv_backend, _ in tried] == [
@@ -101,11 +108,11 @@ def test_a_wheel_that_does_not_suit_the_chip_and_an_earlier_crash_are_warned_of(
     device: Device, tried: Tried, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_kv_backend, "wheel_warning", lambda _: "the wheel is old")
-    assert machine_kv_backend("auto", page, release_heaps=False).warnings == ("the wheel is old",)
+    assert chosen("auto", release_heaps=False).warnings == ("the wheel is old",)
     monkeypatch.setattr(FaultMemory, "warning", lambda _: "a crash")
-    warnings = machine_kv_backend("auto", page, release_heaps=False).warnings
+    warnings = chosen("auto", release_heaps=False).warnings
     assert warnings == ("a crash", "the wheel is old")
-    assert machine_kv_backend("posix", page, release_heaps=False).warnings == ()
+    assert chosen("posix", release_heaps=False).warnings == ()
 
 
 def test_what_the_device_lacks_is_not_tried(device: Device, tried: Tried) -> None:
@@ -122,7 +129,7 @@ def test_what_has_failed_here_before_is_passed_by_until_it_is_forgotten(
     run = mock.Mock(return_value=PASSED)
     monkeypatch.setattr(engine_kv_backend, "run_selftest", run)
     FaultMemory(KVBackend.SPARSE).record("a mapping never came back")
-    choice = machine_kv_backend("auto", page, release_heaps=False)
+    choice = chosen("auto", release_heaps=False)
     assert choice.kv_backend is KVBackend.PAGED
     assert [call.args[1] for call in run.call_args_list] == [KVBackend.PAGED]
     assert "a mapping never came back" in choice.warnings[0]
@@ -138,12 +145,12 @@ def test_heaps_are_released_only_where_the_release_test_has_passed(
 ) -> None:
     with pytest.raises(KVBackendError, match=r"release test of paged on Metal has not .*--release"):
         choose("paged", release_heaps=True)
-    assert not machine_kv_backend("paged", page).releases_heaps
+    assert not chosen("paged").releases_heaps
     write_stamp(SelfTest.RELEASE, KVBackend.PAGED)
-    assert machine_kv_backend("paged", page, release_heaps=True).releases_heaps
-    assert machine_kv_backend("paged", page).releases_heaps, "it is known to bear that"
-    assert not machine_kv_backend("paged", page, release_heaps=False).releases_heaps
-    assert not machine_kv_backend("posix", page, release_heaps=True).releases_heaps, "no heaps"
+    assert chosen("paged", release_heaps=True).releases_heaps
+    assert chosen("paged").releases_heaps, "it is known to bear that"
+    assert not chosen("paged", release_heaps=False).releases_heaps
+    assert not chosen("posix", release_heaps=True).releases_heaps, "no heaps"
 
 
 def test_sparse_memory_is_mapped_between_steps_where_the_stress_test_has_not_passed(
@@ -152,7 +159,7 @@ def test_sparse_memory_is_mapped_between_steps_where_the_stress_test_has_not_pas
     monkeypatch.setattr(engine_kv_backend, "run_selftest", lambda *_: PASSED)
 
     def bold(asked: str, wanted: bool | None) -> bool:
-        choice = machine_kv_backend(asked, page, release_heaps=False, map_while_running=wanted)
+        choice = chosen(asked, release_heaps=False, map_while_running=wanted)
         return choice.maps_while_running
 
     assert not bold("sparse", None)

@@ -24,7 +24,6 @@ FAMILIES: dict[str, Callable[[ModelConfig], ModelSpec]] = {
     "qwen3_5_moe": qwen3_5_moe,
     "prism_hadamard_qwen35": prism_hadamard_qwen35,
 }
-"""The families' functions, by the value of ``model_type`` in ``config.json``."""
 
 
 def read_spec(config: ModelConfig) -> ModelSpec:
