@@ -134,6 +134,14 @@ class SparseBuffer:
     premapped: list[Block] = field(default_factory=list)
     """The blocks mapped after the table's last one. The buffer's later sequences may use them."""
 
+    reservation: int = 0
+    """The number of blocks that were reserved for the sequence at its opening, mapped or not."""
+
+    @property
+    def reserved_blocks(self) -> int:
+        """The number of reserved blocks that are not mapped yet."""
+        return max(0, self.reservation - len(self.table))
+
     @property
     def mapped_blocks(self) -> int:
         return len(self.table.blocks) - sum(item.count for item in self.pending)

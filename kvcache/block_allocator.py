@@ -1,7 +1,6 @@
 """Gives memory blocks to open sequences and maps the blocks in the sequences' buffers."""
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 
 from kvcache.block import Block, BlockState
 from kvcache.buffer_pool import BufferPool
@@ -43,7 +42,6 @@ class BlockAllocator:
         self._pool = pool
         self._buffers = buffers
         self._prefixes = prefixes
-        self._reserved_blocks = 0
         self._num_sequences = 0
         self._maps_while_running = maps_while_running
         self.is_at_mapping_point = True
@@ -61,17 +59,18 @@ class BlockAllocator:
     def available_blocks(self) -> int:
         """The number of free and cached blocks that no sequence has reserved."""
         cached = self._pool.count(BlockState.CACHED)
-        return self._pool.free_blocks + cached - self._reserved_blocks
+        return self._pool.free_blocks + cached - self._buffers.reserved_blocks
 
-    def add(self, own: SequenceBlocks) -> None:
+    def add(self, own: SequenceBlocks, blocks: int) -> None:
+        """Add a sequence, and reserve this number of blocks for it."""
         self._num_sequences += 1
-        self._reserved_blocks += own.reserved_blocks
+        self._buffers.reserve(own.buffer, blocks)
 
     def remove(self, own: SequenceBlocks) -> None:
         """Remove a sequence and its reservation, after waiting for its queued mappings."""
         self._settle(own)
         self._num_sequences -= 1
-        self._reserved_blocks -= own.reserved_blocks
+        self._buffers.reserve(own.buffer, 0)
 
     @property
     def may_map(self) -> bool:
@@ -83,12 +82,10 @@ class BlockAllocator:
         if not self.may_map and own.buffer.count_premapped(blocks) < len(blocks):
             self.wants_mapping_point = True
             return False
-        with self._counting_reserved(own):
-            return not blocks or self._buffers.map(own.buffer, blocks, writable=False)
+        return not blocks or self._buffers.map(own.buffer, blocks, writable=False)
 
     def cut(self, own: SequenceBlocks, count: int) -> list[Block]:
-        with self._counting_reserved(own):
-            return self._buffers.unmap_last(own.buffer, count)
+        return self._buffers.unmap_last(own.buffer, count)
 
     def grow(self, own: SequenceBlocks, num_tokens: int) -> bool:
         """Map the missing blocks for tokens [0, num_tokens). Return False and map nothing if too
@@ -101,7 +98,7 @@ class BlockAllocator:
         missing = needed - len(buffer.table)
         if missing <= 0:
             return True
-        if missing - own.reserved_blocks > self.available_blocks:
+        if missing - buffer.reserved_blocks > self.available_blocks:
             return False
         if not self.may_map and len(buffer.usable_premapped(missing)) < missing:
             self.wants_mapping_point = True
@@ -110,9 +107,8 @@ class BlockAllocator:
         blocks = self._take(own, missing)
         if blocks is None:
             return False
-        with self._counting_reserved(own):
-            if self._buffers.map(buffer, blocks, writable=True):
-                return True
+        if self._buffers.map(buffer, blocks, writable=True):
+            return True
         self._pool.free_unmapped(blocks)
         return False
 
@@ -122,28 +118,23 @@ class BlockAllocator:
         buffer = own.buffer
         ahead = min(end + max(count, MAP_AHEAD_TOKENS), own.sequence.final_tokens)
         missing = self._group.blocks_for(ahead) - len(buffer.table)
-        if missing > own.reserved_blocks + self.available_blocks - self._num_sequences:
-            missing = min(missing, own.reserved_blocks)
+        if missing > buffer.reserved_blocks + self.available_blocks - self._num_sequences:
+            missing = min(missing, buffer.reserved_blocks)
         if missing <= 0 or buffer.pending:
             return
         blocks = self._take(own, missing)
-        if blocks is None:
-            return
-        with self._counting_reserved(own):
-            if self._buffers.map_ahead(buffer, blocks):
-                return
-        self._pool.free_unmapped(blocks)
+        if blocks is not None and not self._buffers.map_ahead(buffer, blocks):
+            self._pool.free_unmapped(blocks)
 
     def top_up(self, own: SequenceBlocks, end: int) -> None:
         """While no step runs, map all reserved blocks of the sequence. Also map blocks for many
         tokens after ``end``, but leave them free (premapped)."""
-        aside = own.reservation * self._group.tokens_per_block
+        aside = own.buffer.reservation * self._group.tokens_per_block
         self.grow(own, min(aside, self._group.max_tokens))
         spare = self._spare_blocks(own, end)
         blocks = self._take(own, spare) if spare else None
         if blocks is not None:
-            with self._counting_reserved(own):
-                self._buffers.map(own.buffer, blocks, writable=True)
+            self._buffers.map(own.buffer, blocks, writable=True)
             self._pool.free_unmapped(self.cut(own, spare))
 
     def _spare_blocks(self, own: SequenceBlocks, end: int) -> int:
@@ -167,7 +158,7 @@ class BlockAllocator:
         effect, which may be higher: the blocks in use or reserved, one full sequence, and the
         memory that the backend cannot release must each fit."""
         cached = self._pool.count(BlockState.CACHED)
-        held = self._pool.used_blocks - cached + self._reserved_blocks
+        held = self._pool.used_blocks - cached + self._buffers.reserved_blocks
         least = max(blocks, held, self._group.blocks_for(self._group.max_tokens))
         self._prefixes.evict(min(self._pool.used_blocks - least, EVICTED_AT_ONCE))
         return self._pool.set_limit(least)
@@ -175,20 +166,19 @@ class BlockAllocator:
     def release_memory(self, slack_bytes: int) -> None:
         """Release free memory, except ``slack_bytes`` (at least one heap) and reserved blocks."""
         kept_bytes = max(slack_bytes if self.keeps_slack else 0, self._group.heap_bytes)
-        kept_bytes += self._reserved_blocks * self._group.block_bytes
+        kept_bytes += self._buffers.reserved_blocks * self._group.block_bytes
         if not self._pool.has_more_than(kept_bytes):
             return  # after nearly every step
         at_once = max(BYTES_RELEASED_AT_ONCE, self._group.heap_bytes) // self._group.block_bytes
         at_once -= self._pool.count(BlockState.RELEASING)
         cached = self._pool.count(BlockState.CACHED)
-        unreserved = self._pool.unused_blocks + cached - self._reserved_blocks
+        unreserved = self._pool.unused_blocks + cached - self._buffers.reserved_blocks
         self._buffers.unmap_all_free()
         self._pool.release_memory(kept_bytes, min(unreserved, at_once))
 
     def _settle(self, own: SequenceBlocks) -> None:
         """Wait for queued mappings, and free the blocks that the system refused to map."""
-        with self._counting_reserved(own):
-            self._pool.free_unmapped(self._buffers.settle(own.buffer))
+        self._pool.free_unmapped(self._buffers.settle(own.buffer))
 
     def _take(self, own: SequenceBlocks, count: int) -> list[Block] | None:
         """Take free blocks. Prefer those that the sequence's buffer maps already, then those next
@@ -235,13 +225,6 @@ class BlockAllocator:
             while self._pool.takeable_blocks < count and self._buffers.unmap_free(idle=False):
                 pass
 
-    @contextmanager
-    def _counting_reserved(self, own: SequenceBlocks) -> Iterator[None]:
-        """The body may change the sequence's table, and so its reserved blocks."""
-        before = own.reserved_blocks
-        yield
-        self._reserved_blocks += own.reserved_blocks - before
-
     def check_invariants(self, sequences: Collection[SequenceBlocks]) -> None:
-        assert self._reserved_blocks == sum(own.reserved_blocks for own in sequences)
+        assert self._num_sequences == len(sequences)
         assert self.available_blocks >= 0, "more blocks are reserved than there are"

@@ -27,6 +27,8 @@ class BufferPool:
         self._idle: list[SparseBuffer] = []
         """The buffers without a sequence. The buffer that has been idle longest comes first."""
         self._mappings = 0
+        self.reserved_blocks = 0
+        """The number of blocks that are reserved for sequences and not mapped yet."""
         self.mapped_blocks = 0
         """The number of times that a block was mapped in a buffer since the start."""
         self.unmapped_blocks = 0
@@ -66,6 +68,12 @@ class BufferPool:
         """Make a buffer idle, but leave its blocks mapped for later. Return these blocks."""
         self._idle.append(buffer)
         return self._cut_premapped(buffer, 0)
+
+    def reserve(self, buffer: SparseBuffer, blocks: int) -> None:
+        """Reserve this number of blocks for a buffer's sequence, instead of as many as before."""
+        self._count(buffer, -1)
+        buffer.reservation = blocks
+        self._count(buffer, 1)
 
     def unmap_free(self, *, idle: bool) -> bool:
         """In one buffer, unmap the first free premapped block (mapped, but not in use) and all
@@ -216,9 +224,10 @@ class BufferPool:
         self, buffer: SparseBuffer, blocks: list[Block], writable: bool
     ) -> list[MappedRun] | None:
         """Add blocks to the table. Return the runs to map, or None at the limit of mappings."""
-        first, before = len(buffer.table), buffer.mappings(self._regions)
+        first = len(buffer.table)
+        self._count(buffer, -1)
         pieces = buffer.table.append(blocks, writable)
-        self._mappings += buffer.mappings(self._regions) - before
+        self._count(buffer, 1)
         limit = self._backend.mapping_limit
         if limit is not None and self._mappings > limit:
             self._cut(buffer, first)
@@ -226,10 +235,15 @@ class BufferPool:
         return pieces
 
     def _cut(self, buffer: SparseBuffer, length: int) -> list[Block]:
-        before = buffer.mappings(self._regions)
+        self._count(buffer, -1)
         gone = buffer.table.cut(length)
-        self._mappings += buffer.mappings(self._regions) - before
+        self._count(buffer, 1)
         return gone
+
+    def _count(self, buffer: SparseBuffer, sign: int) -> None:
+        """Take a buffer out of the counts (-1) before it changes, and add it again afterwards."""
+        self._mappings += sign * buffer.mappings(self._regions)
+        self.reserved_blocks += sign * buffer.reserved_blocks
 
     def _wait(self, ticket: int) -> None:
         if not self._backend.wait(ticket, MAPPING_LIMIT_S):
@@ -248,4 +262,5 @@ class BufferPool:
             )
         behind = sum(buffer.mapped_blocks + len(buffer.premapped) for buffer in buffers)
         assert self.mapped_blocks - self.unmapped_blocks == behind
+        assert self.reserved_blocks == sum(buffer.reserved_blocks for buffer in taken)
         assert self._mappings == sum(buffer.mappings(self._regions) for buffer in buffers)

@@ -89,17 +89,10 @@ class SequenceBlocks:
 
     sequence: CachedSequence
     buffer: SparseBuffer
-    reservation: int
-    """The number of blocks reserved when the sequence was opened, mapped or not."""
 
     @property
     def blocks(self) -> list[Block]:
         return self.buffer.table.blocks
-
-    @property
-    def reserved_blocks(self) -> int:
-        """The number of reserved blocks that are not mapped yet."""
-        return max(0, self.reservation - len(self.blocks))
 
     @property
     def all_sealed(self) -> bool:

@@ -80,8 +80,8 @@ class FullGroup(KVGroup):
         buffer = self._take_buffer(needed, prefix, alone=alone)
         if buffer is None:
             return False
-        own = SequenceBlocks(sequence, buffer, needed)
-        self.allocator.add(own)
+        own = SequenceBlocks(sequence, buffer)
+        self.allocator.add(own, needed)
         if not self._attach(own, prefix):
             self.allocator.remove(own)
             self.buffers.free(buffer)
