@@ -315,9 +315,7 @@ def assemble(
         memory.kv_budget_bytes, memory.max_num_seqs, memory.max_buffers, config
     )
     shares = config.prefix_cache and backends[0].shares_blocks
-    states = None
-    if (slot := memory.layout.shape.slot) is not None:
-        states = new_states(slot, memory.num_slots, backends[0], workers)
+    states = new_states(memory.layout.shape.slot, memory.num_slots, backends[0], workers)
     kv = KVCacheManager(memory.layout, backends, cache_limits, identity=identity, states=states)
     limits = EngineLimits(
         max_model_len=min(memory.max_model_len, kv.max_tokens),
@@ -325,7 +323,7 @@ def assemble(
         vocab_size=vocab_size,
         embedding_size=embedding_size,
         shared_block_tokens=memory.layout.tokens_per_block if shares else None,
-        keeps_states=memory.layout.shape.slot is not None,
+        keeps_states=states is not None,
     )
     budget = first_budget(config, GPU_TILE_ROWS if on_gpu else 1)
     scheduler = Scheduler(kv, limits, budget, config.max_num_batched_tokens, config.max_step_mask_s)

@@ -27,7 +27,9 @@ class MemoryMap:
 
     def as_json(self) -> dict[str, Any]:
         stats, pool = self.stats, self.stats.kv
-        mapped = {sequence.seq_id: sequence for sequence in self.kv.groups[0].sequences}
+        parts = chain.from_iterable(group.sequences for group in self.kv.groups)
+        # Of a sequence's parts in all groups of layers, the one with the most blocks is shown.
+        mapped = {part.seq_id: part for part in sorted(parts, key=lambda part: part.mapped_blocks)}
         misses = dict(stats.prefix_misses)
         blocks = ("mapped_blocks", "sealed_blocks", "borrowed_blocks")
         return self.kv.as_json() | {

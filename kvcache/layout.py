@@ -132,6 +132,11 @@ class KVShape:
         *offsets, end = accumulate(sizes, initial=0)
         return SlotLayout(self.states, tuple(offsets), -(-end // SLOT_ALIGNMENT) * SLOT_ALIGNMENT)
 
+    @property
+    def slot_bytes(self) -> int:
+        """The size of a state slot, or 0 if the model has no recurrent layers."""
+        return 0 if self.slot is None else self.slot.slot_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Region:

@@ -100,8 +100,7 @@ class MemoryPlan:
 
     @property
     def state_bytes(self) -> int:
-        slot = self.layout.shape.slot
-        return 0 if slot is None else self.num_slots * slot.slot_bytes
+        return self.num_slots * self.layout.shape.slot_bytes
 
     @property
     def warning(self) -> str | None:

@@ -49,11 +49,17 @@ def new_backends(
 
 
 def new_states(
-    layout: SlotLayout, num_slots: int, backend: PageBackend, workers: metal_ext.CpuWorkers | None
-) -> StateMemory:
-    """Return memory for state slots. ``backend`` is that of the first group of layers, ``workers``
-    are a CPU's threads. Raises RuntimeError if slots do not fit, OSError if memory is refused."""
+    slot: SlotLayout | None,
+    num_slots: int,
+    backend: PageBackend,
+    workers: metal_ext.CpuWorkers | None,
+) -> StateMemory | None:
+    """Return memory for state slots, or None if the model has no recurrent layers. ``backend`` is
+    that of the first group of layers, ``workers`` are a CPU's threads. Raises RuntimeError if slots
+    do not fit, OSError if memory is refused."""
+    if slot is None:
+        return None
     if isinstance(backend, MetalBackend):
-        return backend.new_states(layout, num_slots)
+        return backend.new_states(slot, num_slots)
     assert workers is not None, "the kernels of a CPU run on workers"
-    return NativeStates(layout, num_slots, workers)
+    return NativeStates(slot, num_slots, workers)

@@ -135,10 +135,10 @@ def room_of(
 ) -> Room:
     left = max(0, demand.usable_bytes - demand.fixed_bytes - needed.weights_bytes)
     kv = kv_shape(shape)
-    if kv.slot is None:
+    if not kv.slot_bytes:
         return Room(left)
     longest = smallest_context(config.max_model_len, shape.spec.max_position_embeddings)
-    size, kv_bytes = kv.slot.slot_bytes, longest * kv.bytes_per_token + config.heap_bytes
+    size, kv_bytes = kv.slot_bytes, longest * kv.bytes_per_token + config.heap_bytes
     try:
         slots = slots_within(left, size, config.max_num_seqs, kv_bytes)
     except BudgetError:

@@ -136,7 +136,7 @@ def resident(shape: ModelShape, weights: Packing, context: int) -> Resident:
         context,
         weights_bytes(shape, weights),
         context * kv.bytes_per_token,
-        0 if kv.slot is None else SLOTS_PER_SEQUENCE * kv.slot.slot_bytes,
+        SLOTS_PER_SEQUENCE * kv.slot_bytes,
     )
 
 

@@ -55,7 +55,9 @@ def test_states_lie_where_k_and_v_do(monkeypatch: pytest.MonkeyPatch, kind: KVBa
     )
     layout = KVShape(SHAPE.layers, (StateSpec(1, 1, 128, 128, tail_rows=3),)).slot
     assert layout is not None
+    assert new_states(None, 0, backend, workers) is None
     states = new_states(layout, 5, backend, workers)
+    assert states is not None
     assert states.num_slots == 5
     if kind.on_gpu:
         slots = device.kv_backends[0].slots
