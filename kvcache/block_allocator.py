@@ -84,9 +84,6 @@ class BlockAllocator:
             return False
         return not blocks or self._buffers.map(own.buffer, blocks, writable=False)
 
-    def cut(self, own: SequenceBlocks, count: int) -> list[Block]:
-        return self._buffers.unmap_last(own.buffer, count)
-
     def grow(self, own: SequenceBlocks, num_tokens: int) -> bool:
         """Map the missing blocks for tokens [0, num_tokens). Return False and map nothing if too
         few blocks are available, or if mappings may not change now."""
@@ -135,7 +132,7 @@ class BlockAllocator:
         blocks = self._take(own, spare) if spare else None
         if blocks is not None:
             self._buffers.map(own.buffer, blocks, writable=True)
-            self._pool.free_unmapped(self.cut(own, spare))
+            self._pool.free_unmapped(self._buffers.unmap_last(own.buffer, spare))
 
     def _spare_blocks(self, own: SequenceBlocks, end: int) -> int:
         """Return the number of free blocks to map ahead of need, or 0 if enough are mapped."""

@@ -214,13 +214,10 @@ class KVLayout:
     def blocks_for(self, tokens: int) -> int:
         return self.groups[0].blocks_for(tokens)
 
-    def place(self, layer: int) -> tuple[int, int]:
-        """Return two indices: of a layer's group, and of the region with the layer's keys. The next
-        region has the values."""
-        return self._places[layer]
-
     @cached_property
-    def _places(self) -> dict[int, tuple[int, int]]:
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Two indices for each layer: of its group, and of the region with the layer's keys. The
+        next region has the values."""
         return {
             region.layer: (number, place)
             for number, group in enumerate(self.groups)

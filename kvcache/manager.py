@@ -223,8 +223,6 @@ class KVCacheManager:
     @property
     def wants_mapping_point(self) -> bool:
         """True if memory was refused only because mappings may not change while a step runs."""
-        if self._maps_while_running:
-            return False  # saves time in every step
         return any(group.wants_mapping_point for group in self._groups)
 
     @property

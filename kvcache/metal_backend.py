@@ -84,29 +84,13 @@ class MetalStepRows(StepRows):
         ``[tokens, kv_heads, head_dim]``: copies for paged buffers and for segments of one row, else
         views."""
         rows = self._segments[segment]
-        tokens = rows.start + rows.count
+        tokens, heads = rows.start + rows.count, (layer.kv_heads, layer.head_dim)
         if not self._contiguous or rows.count == 1:
-            return metal_ext.gather(
-                order,
-                self.native,
-                segment,
-                tokens,
-                layer.native,
-                layer.kv_heads,
-                layer.head_dim,
-                self._executor,
-            )
+            where = self.native, segment, tokens, layer.native
+            return metal_ext.gather(order, *where, *heads, self._executor)
+        buffer, shape = self._ranges[rows.buffer], (tokens, *heads, layer.dtype)
         keys, values = (
-            metal_ext.region_view(
-                order,
-                self._ranges[rows.buffer],
-                region,
-                tokens,
-                layer.kv_heads,
-                layer.head_dim,
-                layer.dtype,
-                self._executor,
-            )
+            metal_ext.region_view(order, buffer, region, *shape, self._executor)
             for region in (layer.keys, layer.values)
         )
         return keys, values
@@ -141,8 +125,6 @@ class MetalStates:
         return True
 
     def rows(self, segments: Sequence[StateSegment], step: StepRows) -> StateRows:
-        """``step`` is the step's K and V rows. The slots are in use until the step has
-        completed."""
         assert isinstance(step, MetalStepRows), "slots of a GPU are used by its own steps"
         native = [(s.count, s.read, list(s.writes)) for s in segments]
         rows = self._kv_backend.state_rows(step.native, native)
@@ -260,15 +242,8 @@ class MetalBackend(NativeMemory):
     def copy_block(
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
-        ticket = self._kv_backend.copy_block(
-            self._mapper,
-            self._ranges[source],
-            source_block,
-            self._ranges[target],
-            target_block,
-            tokens,
-            self._copies,
-        )
+        blocks = self._ranges[source], source_block, self._ranges[target], target_block
+        ticket = self._kv_backend.copy_block(self._mapper, *blocks, tokens, self._copies)
         self._finish(self._queued(ticket), "copying a block")
 
     def completed_ticket(self) -> int:
@@ -283,9 +258,7 @@ class MetalBackend(NativeMemory):
         return done
 
     def committed_bytes(self) -> int:
-        if self._arena_bytes is not None:
-            return self._arena_bytes
-        return super().committed_bytes()
+        return super().committed_bytes() if self._arena_bytes is None else self._arena_bytes
 
     def rows(self, segments: Sequence[Segment]) -> MetalStepRows:
         return MetalStepRows(segments, self._ranges, self._kv_backend, contiguous=self._contiguous)

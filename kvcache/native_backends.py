@@ -168,28 +168,14 @@ class NativeStepRows(StepRows):
     def chunk_attention(
         self, order: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
     ) -> mx.array:
-        return metal_ext.chunk_attention(
-            order,
-            queries,
-            self.native,
-            segment,
-            layer.native,
-            layer.kv_heads,
-            scale,
-            self._executor,
-        )
+        where = self.native, segment, layer.native, layer.kv_heads
+        return metal_ext.chunk_attention(order, queries, *where, scale, self._executor)
 
     def region(self, order: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
         rows = self._segments[segment]
-        return metal_ext.region_view(
-            order,
-            self._ranges[rows.buffer],
-            layer.keys if kind == "keys" else layer.values,
-            rows.start + rows.count,
-            layer.kv_heads,
-            layer.head_dim,
-            layer.dtype,
-        )
+        region = layer.keys if kind == "keys" else layer.values
+        shape = rows.start + rows.count, layer.kv_heads, layer.head_dim
+        return metal_ext.region_view(order, self._ranges[rows.buffer], region, *shape, layer.dtype)
 
 
 class PosixBackend(NativeMemory):
@@ -237,11 +223,8 @@ class PosixBackend(NativeMemory):
         self, source: int, source_block: int, target: int, target_block: int, tokens: int
     ) -> None:
         # MLX's stream runs the copy after earlier steps, so that no ordering handle is needed.
-        from_, to = self._ranges[source], self._ranges[target]
-        order = mx.zeros((1,))
-        mx.eval(
-            metal_ext.block_copy(order, from_, source_block, to, target_block, tokens, self._copies)
-        )
+        blocks = self._ranges[source], source_block, self._ranges[target], target_block
+        mx.eval(metal_ext.block_copy(mx.zeros((1,)), *blocks, tokens, self._copies))
 
     def completed_ticket(self) -> int:
         if self._mapper.failure:

@@ -173,9 +173,6 @@ class SlotPool:
         slot.holders, slot.dirty, slot.retention = 1, True, Retention.WAYPOINT
         return slot
 
-    def hold(self, slot: Slot) -> None:
-        slot.holders += 1
-
     def let_go(self, slot: Slot) -> None:
         """Note that a slot lost a user. Free it if no user is left and no prompt can find it."""
         assert slot.holders > 0, f"{slot} has no holder"
@@ -254,10 +251,6 @@ class SlotPool:
         waiting, self._waiting = self._waiting, []
         for slot in waiting:
             (self._free if slot.epoch <= completed_epoch else self._waiting).append(slot)
-
-    @property
-    def dirty_slots(self) -> list[Slot]:
-        return [slot for slot in self.slots if slot.dirty]
 
     def clean(self) -> list[Slot]:
         """Return the free slots that may occupy physical memory, for the caller to release."""

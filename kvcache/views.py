@@ -118,7 +118,7 @@ class KVViews:
 def layer_regions(layout: KVLayout) -> list[LayerRegions]:
     regions = []
     for layer, spec in enumerate(layout.shape.layers):
-        group, keys = layout.place(layer)
+        group, keys = layout.places[layer]
         dtype: mx.Dtype = getattr(mx, spec.format.value)
         native = metal_ext.Layer(keys, keys + 1, dtype)
         regions.append(

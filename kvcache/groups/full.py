@@ -135,7 +135,7 @@ class FullGroup(KVGroup):
 
     def truncate(self, seq_id: int, position: int) -> None:
         own = self._open[seq_id]
-        blocks = self.allocator.cut(own, len(own.blocks) - position)
+        blocks = self.buffers.unmap_last(own.buffer, len(own.blocks) - position)
         self.pool.detach(blocks)
         self.prefixes.cache_or_free(blocks)
 
@@ -315,9 +315,7 @@ class FullGroup(KVGroup):
         for own in self._open.values():
             _check_sequence(self._size, own)
         self.allocator.check_invariants(self._open.values())
-        self._check_charge(self.stats())
-
-    def _check_charge(self, stats: KVStats) -> None:
+        stats = self.stats()
         charged = stats.capacity_bytes - stats.free_bytes + stats.free_slack_bytes
         if self.backend.charge is not Charge.BLOCKS:
             charged = stats.num_heaps * self.group.heap_bytes

@@ -144,7 +144,7 @@ class StateGroup(KVGroup):
         hashes = states.sequence.block_hashes
         slot = self.pool.find(hashes.digests[position - 1])
         assert slot is not None, "no state is cached here"
-        self.pool.hold(slot)
+        slot.holders += 1
         self._drop_working(states)
         if states.base is not None:
             self.pool.let_go(states.base)
@@ -287,7 +287,7 @@ class StateGroup(KVGroup):
 
     def _seal_later(self, states: SequenceStates, retention: Retention, epoch: int) -> None:
         assert states.base is not None, "the beginning needs no slot"
-        self.pool.hold(states.base)
+        states.base.holders += 1
         sealing = _Sealing(epoch, states.base, states.sequence, states.base_block, retention)
         self._sealing.append(sealing)
 
@@ -378,7 +378,8 @@ class StateGroup(KVGroup):
         self._memory.release([slot.number for slot in self.pool.clean()])
 
     def stats(self) -> KVStats:
-        committed = self._memory.committed_bytes([slot.number for slot in self.pool.dirty_slots])
+        dirty = [slot.number for slot in self.pool.slots if slot.dirty]
+        committed = self._memory.committed_bytes(dirty)
         slots = self.pool.stats(self._layout.slot_bytes, committed)
         return KVStats(committed_bytes=committed, slots=slots)
 

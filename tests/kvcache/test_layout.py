@@ -60,7 +60,7 @@ def test_regions_alternate_keys_and_values_layer_by_layer() -> None:
         (1, "keys"),
         (1, "values"),
     ]
-    assert layout.place(3) == (0, 6)
+    assert layout.places[3] == (0, 6)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_layers_that_keep_rows_of_their_own_shape_are_a_group_with_pages_of_its_
     assert [group.page_bytes for group in layout.groups] == [64 * KIB, 4 * KIB]
     assert {group.tokens_per_block for group in layout.groups} == {32}
     assert [len(group.regions) for group in layout.groups] == [6, 2]
-    assert [layout.place(layer) for layer in range(4)] == [(0, 0), (1, 0), (0, 2), (0, 4)]
+    assert [layout.places[layer] for layer in range(4)] == [(0, 0), (1, 0), (0, 2), (0, 4)]
     assert layout.bytes_per_token == 3 * 2 * 2048 + 2 * 128
     assert layout.heap_bytes <= MIB < layout.heap_bytes + layout.block_bytes
     assert layout.heap_bytes == layout.heap_tokens * layout.bytes_per_token
