@@ -170,13 +170,15 @@ class SparseHeap:
 
     def __init__(self, number: int, blocks: int) -> None:
         self.blocks = [Block(number, place) for place in range(blocks)]
-        self.free = blocks
         self.free_map = bytearray(b"\1") * blocks
         """Holds 1 for each block that can be taken, else 0: ``bytes.find`` finds free gaps."""
 
     def note_free(self, block: Block, is_free: bool) -> None:
         self.free_map[block.place] = is_free
-        self.free += 1 if is_free else -1
+
+    @property
+    def free(self) -> int:
+        return self.free_map.count(1)
 
     def find_free(self, count: int = 1) -> int:
         """Return the index of the first of ``count`` adjacent free blocks, or -1 if there are

@@ -2,13 +2,11 @@
 computed again.
 
 Each group of layers has memory of its own. A group that runs out of blocks or of slots therefore
-evicts its own ones. All groups compete when memory is to go back to the system: ``evict`` then
-compares what each of them would evict next, by one number."""
+evicts its own ones. All groups compete when memory is to go back to the system: ``evict_cheapest``
+(groups/base.py) then compares what each of them would evict next, by one number."""
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Protocol
 
 # The most blocks and slots to evict at once. This many take 30 ms.
 EVICTED_AT_ONCE = 4096
@@ -30,28 +28,6 @@ class UseClock:
         """Return the worth of a block or slot: the expected number of tokens that it saves from
         being computed again, divided by the uses since its last one."""
         return saved_tokens / (self.now - last_use + 1)
-
-
-class Evictable(Protocol):
-    """A group of layers, as the evictor sees it."""
-
-    def cheapest(self) -> float:
-        """Return the worth per byte of what ``evict`` would evict, or NOTHING_TO_EVICT."""
-
-    def evict(self) -> None:
-        """Evict the block or slot of least worth, if there is one that can be evicted."""
-
-
-def evict(groups: Sequence[Evictable]) -> None:
-    """Evict what is worth least per byte in any group, then the next, up to EVICTED_AT_ONCE."""
-    offers = [group.cheapest() for group in groups]
-    for _ in range(EVICTED_AT_ONCE):
-        number = offers.index(min(offers))
-        if offers[number] == NOTHING_TO_EVICT:
-            return
-        # Evicting a block can raise another group's offer, because states go with their block.
-        groups[number].evict()
-        offers[number] = groups[number].cheapest()
 
 
 class Evictions:

@@ -331,7 +331,6 @@ class HeapPool:
         dirty_free = 0
         for number, heap in enumerate(self.heaps):
             assert list(heap.free_map) == [block.can_be_taken for block in heap.blocks]
-            assert heap.free == sum(heap.free_map)
             assert heap.free == 0 or number in self._by_free[heap.free]
             dirty_free += sum(b.dirty for b in heap.blocks if b.state is BlockState.FREE)
         assert dirty_free == self._dirty_free

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from kvcache.backend import BackendFailedError, PageBackend, Releases, StateMemory
 from kvcache.block_hashes import BlockHashes, PrefixSalt
-from kvcache.evictor import evict
 from kvcache.groups import make_groups
-from kvcache.groups.base import StepPlan
+from kvcache.groups.base import StepPlan, evict_cheapest
 from kvcache.layout import KVLayout
 from kvcache.memory_budget import CacheLimits
 from kvcache.memory_map import KVMap
@@ -276,7 +275,7 @@ class KVCacheManager:
 
     def evict_prefixes(self) -> None:
         """Evict some cached prefixes, few enough that no step is delayed, and release memory."""
-        evict(self._groups)
+        evict_cheapest(self._groups)
         self._release_slack()
 
     def set_limit(self, limit_bytes: int) -> int:

@@ -7,6 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
+from kvcache import evictor
 from kvcache.block_hashes import BlockHashes
 from kvcache.memory_map import KVMap
 from kvcache.prefix_index import MissReason
@@ -125,11 +126,12 @@ class KVGroup(ABC):
 
     @abstractmethod
     def cheapest(self) -> float:
-        """See Evictable."""
+        """Return the worth per byte of what ``evict`` would evict, or NOTHING_TO_EVICT. See
+        UseClock.worth."""
 
     @abstractmethod
     def evict(self) -> None:
-        """See Evictable."""
+        """Evict the block or slot of least worth, if there is one that can be evicted."""
 
     @abstractmethod
     def release_slack(self, *, runs: bool) -> None:
@@ -157,3 +159,15 @@ class KVGroup(ABC):
 
     @abstractmethod
     def check_invariants(self) -> None: ...
+
+
+def evict_cheapest(groups: Sequence[KVGroup]) -> None:
+    """Evict what is worth least per byte in any group, then the next, up to EVICTED_AT_ONCE."""
+    offers = [group.cheapest() for group in groups]
+    for _ in range(evictor.EVICTED_AT_ONCE):
+        number = offers.index(min(offers))
+        if offers[number] == evictor.NOTHING_TO_EVICT:
+            return
+        # Evicting a block can raise another group's offer, because states go with their block.
+        groups[number].evict()
+        offers[number] = groups[number].cheapest()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kvcache.backend import MAPPING_LIMIT_S, PageBackend, Releases, Segment, StepRows
 from kvcache.kv_backends import KVBackend
-from kvcache.layout import METAL_PAGES, KVLayout, KVShape, KVSpec, dense_layout, paged_layout
+from kvcache.layout import METAL_PAGES, Group, KVLayout, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.selftest.machine import process_footprint
 from kvcache.selftest.reference import attention, sample_rows
 from kvcache.selftest.run import Result
@@ -117,8 +117,9 @@ def unmap_blocks(backend: PageBackend, buffer: int, count: int) -> Result:
     return Result(f"{count} blocks")
 
 
-def release_heap(backend: PageBackend, blocks: int, heap_bytes: int) -> Result:
+def release_heap(backend: PageBackend, group: Group) -> Result:
     """Map, unmap and release heap 0. Require that the process's memory then shrinks."""
+    blocks, heap_bytes = group.blocks_per_heap, group.heap_bytes
     if backend.maps_while_running:
         ticket = backend.map_ahead(0, 0, 0, 0, blocks)
         finish(backend, ticket)
@@ -241,7 +242,7 @@ class KVBackendChecks:
         return unmap_blocks(self._backend, 0, 1)
 
     def _release(self) -> Result:
-        return release_heap(self._backend, self._group.blocks_per_heap, self._group.heap_bytes)
+        return release_heap(self._backend, self._group)
 
     # --- running steps and comparing contents -----------------------------------------------------
 

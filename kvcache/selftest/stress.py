@@ -155,8 +155,7 @@ class ReleaseChecks:
         def check() -> Result:
             # This reads earlier rows of buffer 1, which were written before heap 0 was released.
             self._cache.compute(1, number - 1, 1)
-            blocks, heap_bytes = self._group.blocks_per_heap, self._group.heap_bytes
-            result = release_heap(self._backend, blocks, heap_bytes)
+            result = release_heap(self._backend, self._group)
             self._cache.read(1, number, last=number)
             return result
 

@@ -1,11 +1,13 @@
 """What is evicted first, of what several groups of layers offer."""
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
 from kvcache import evictor
-from kvcache.evictor import NOTHING_TO_EVICT, UseClock, evict
+from kvcache.evictor import NOTHING_TO_EVICT, UseClock
+from kvcache.groups.base import KVGroup, evict_cheapest
 
 
 @dataclass
@@ -23,17 +25,21 @@ class Offers:
         self.evicted.append((self.name, self.left.pop(0)))
 
 
+def as_groups(*offers: Offers) -> list[KVGroup]:
+    return cast("list[KVGroup]", offers)
+
+
 def test_what_saves_least_per_byte_goes_first_whichever_group_has_it() -> None:
     one, other = Offers("one", [1.0, 4.0, 5.0]), Offers("other", [2.0, 3.0])
     other.evicted = one.evicted
-    evict([one, other])
+    evict_cheapest(as_groups(one, other))
     assert [worth for _, worth in one.evicted] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_of_equal_offers_the_first_groups_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evictor, "EVICTED_AT_ONCE", 1)
     one, other = Offers("one", [1.0]), Offers("other", [1.0])
-    evict([one, other])
+    evict_cheapest(as_groups(one, other))
     assert (one.left, other.left) == ([], [1.0])
 
 
