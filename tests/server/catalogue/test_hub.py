@@ -178,11 +178,6 @@ BIG = asdict(QWEN3_4B) | {"num_hidden_layers": 4000}
     [
         (lambda files: changed(files, model_type="mixtral"), MODEL, "model_type is 'mixtral'"),
         (
-            lambda files: changed(files, quantization_config={"quant_method": "awq"}),
-            MODEL,
-            "quant_method is 'awq'.*huggingface.co/mlx-community",
-        ),
-        (
             lambda files: changed(files, **BIG),
             SETTINGS,
             r"alone take .* 4 bits its weights would still take .*: serve a smaller model$",
@@ -191,17 +186,6 @@ BIG = asdict(QWEN3_4B) | {"num_hidden_layers": 4000}
             lambda files: files | {"model.safetensors": 61_000_000_000},
             SETTINGS,
             r"take 56\.81 GiB.* 4 bits its weights would take .*, and fit$",
-        ),
-        (lambda files: files | {"config.json": b"{"}, MODEL, "config.json: the file is not"),
-        (
-            lambda files: {k: v for k, v in files.items() if k != "tokenizer.json"},
-            MODEL,
-            r"tokenizer\.json: the file does not exist",
-        ),
-        (
-            lambda files: files | {"generation_config.json": b'{"top_p": 7}'},
-            MODEL,
-            "generation_config.json: top_p",
         ),
     ],
 )

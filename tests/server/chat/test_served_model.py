@@ -49,10 +49,3 @@ def test_a_model_has_one_id_and_several_names(service: Service) -> None:
 )
 def test_a_name_may_have_its_owner_or_not(names: tuple[str, ...], asked: str, ours: bool) -> None:
     assert ServedModel(names, {}, frozenset()).is_called(asked) is ours
-
-
-def test_every_answer_has_a_name_of_its_own(service: Service) -> None:
-    names = {service.model.new_metadata("cmpl").id for _ in range(100)}
-    assert len(names) == 100
-    assert all(name.startswith("cmpl-") for name in names)
-    assert service.model.new_metadata("msg", "_").id.startswith("msg_")

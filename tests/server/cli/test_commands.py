@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +33,7 @@ from tests.abuse.processes import port_of
 from tests.clients.servers import QUIRE, run_to_end
 from tests.models import TINY, write_config, write_model, write_tokenizer
 from tests.server.commands import ENGINE, MODEL, SETTINGS, Run, one_sentence
-from tests.server.harness import CHAT, DEADLINE_S, chat, events, streamed
+from tests.server.harness import CHAT, DEADLINE_S, chat
 
 SMALL = ["--kv-budget", "16MiB", "--heap-size", "1MiB", "--free-slack", "1MiB"]
 SMALL += ["--max-num-seqs", "4", "--threads", "1"]
@@ -142,33 +142,6 @@ def test_a_wrong_flag_is_named_by_its_setting(
 ) -> None:
     line = one_sentence(quire("serve", tiny_model, flag, value), SETTINGS)
     assert line.startswith(f"quire: setting {setting}: ")
-
-
-@pytest.mark.parametrize("written", ["4,5GiB", "10 GiB 512 MiB"])
-def test_no_door_takes_the_beginning_of_a_text_for_a_size(
-    written: str, quire: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write_config(tmp_path, TINY)
-    for flag, setting in (
-        ("--headroom", "cache.headroom"),
-        ("--page-size", "cache.page_size"),
-        ("--heap-size", "cache.heap_size"),
-        ("--free-slack", "cache.free_slack"),
-        ("--set=limits.max_body_bytes", "limits.max_body_bytes"),
-        ("--set=engine.mlx_cache_bytes", "engine.mlx_cache_bytes"),
-    ):
-        line = one_sentence(quire("serve", folder, f"{flag}={written}"), SETTINGS)
-        assert line.startswith(f"quire: setting {setting}: ")
-        assert "4.5GiB" in line
-    line = one_sentence(quire("plan", folder, "--memory", written), SETTINGS)
-    assert line == f"quire: --memory {written!r} is not a size such as 24GiB"
-    file = tmp_path / "quire.toml"
-    file.write_text(f"[cache]\nheap_size = '{written}'\n")
-    line = one_sentence(quire("serve", folder, "--config", file), SETTINGS)
-    assert line.startswith(f"quire: {file}: cache.heap_size: ")
-    monkeypatch.setenv("QUIRE_CACHE__HEAP_SIZE", written)
-    line = one_sentence(quire("serve", folder), SETTINGS)
-    assert line.startswith("quire: setting cache.heap_size: ")
 
 
 def test_memory_that_is_not_there_is_refused_with_its_figure(quire: Run, tiny_model: Path) -> None:
@@ -486,39 +459,6 @@ class Server:
                 stream.close()
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One server for all of these tests; the last of them ends it."""
-    server = Server(str(write_model(tmp_path_factory.mktemp("models") / "served")))
-    yield server
-    if server.process.poll() is None:
-        server.process.kill()
-        server.wait()
-
-
-def test_a_server_says_what_it_serves_where_and_how(served: Server) -> None:
-    text = "".join(served.log)
-    assert "serving served on http://127.0.0.1:" in text
-    assert f"OPENAI_BASE_URL={served.url}/v1\n" in text
-    assert f"ANTHROPIC_BASE_URL={served.url}\n" in text
-    assert "K and V up to " in text
-    assert "KV backend: posix" in text
-    assert "context " in text
-    assert len(served.log) < 15
-
-
-def test_a_server_answers_over_its_socket(served: Server) -> None:
-    with httpx2.Client(base_url=served.url, timeout=DEADLINE_S) as http:
-        assert http.get("/ready").json() == {"status": "ready"}
-        assert http.get("/v1/models").json()["data"][0]["id"] == "served"
-        whole = http.post(CHAT, json=chat(max_tokens=8))
-        assert whole.json()["usage"]["completion_tokens"] == 8
-        chunks = events(http.post(CHAT, json=chat(max_tokens=8, stream=True)).text)
-        assert streamed(chunks) == whole.json()["choices"][0]["message"]["content"]
-        assert "server" not in whole.headers
-        assert http.get("/nowhere").json()["error"]["type"] == "not_found_error"
-
-
 def test_ctrl_c_is_a_sentence_before_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     handlers = list[object]()
     monkeypatch.setattr(
@@ -537,49 +477,6 @@ def test_ctrl_c_is_a_sentence_before_a_command_is_imported(monkeypatch: pytest.M
 def test_a_log_of_json_has_no_other_line_before_it(quire: Run, format: str) -> None:
     stderr = quire("serve", "no-such-model", "--set", f"log.format={format}").stderr
     assert ("quire: loading no-such-model" in stderr.splitlines()) == (format == "text")
-
-
-def test_a_port_that_is_taken_is_refused_in_one_sentence(served: Server) -> None:
-    port = served.url.rpartition(":")[2]
-    folder = served.process.args[2]  # type: ignore[index]
-    second = run_to_end(
-        QUIRE, "serve", str(folder), *SMALL, "--port", port, "--log-level", "warning"
-    )
-    assert second.returncode == SETTINGS
-    assert second.stdout == ""
-    *_, line = second.stderr.splitlines()
-    assert line.startswith(f"quire: setting server.port: 127.0.0.1:{port} cannot be listened on")
-    assert "serves there already" in line
-    assert f"--port {int(port) + 1}" in line
-
-
-def test_fault_21_a_server_that_is_told_to_end_finishes_its_answers_and_ends_with_0(
-    served: Server,
-) -> None:
-    body = chat(max_tokens=200, stream=True, logit_bias={"5": 100})
-    with (
-        httpx2.Client(base_url=served.url, timeout=DEADLINE_S) as http,
-        http.stream("POST", CHAT, json=body) as response,
-    ):
-        text = response.iter_text()
-        received = next(text)
-        served.process.send_signal(signal.SIGTERM)
-        received += "".join(text)
-    assert len(streamed(events(received))) == 200
-    assert served.wait() == 0
-    assert served.process.stdout is not None
-    assert not [line for line in served.log if "[error" in line or "Traceback" in line]
-    said = "".join(served.log)
-    assert "ending; waits up to 20 s for 1 running answer: Ctrl-C again" in said
-    assert said.index("ending; ") < said.index("] ended")
-
-
-def test_a_server_that_nobody_asks_says_that_it_ends(tmp_path: Path) -> None:
-    server = Server(str(write_model(tmp_path / "idle")))
-    assert server.end() == 0
-    first, last = server.log[-2:]
-    assert "] ending" in first
-    assert "] ended" in last
 
 
 @pytest.mark.parametrize(
@@ -634,17 +531,6 @@ def test_an_idle_server_wakes_up_at_most_twice_a_second() -> None:
         assert server.end() == 0
 
 
-CLOSED = ["", "<&-", ">&-", "2>&-", "<&- >&- 2>&-"]
-
-
-@pytest.mark.parametrize("closed", CLOSED)
-def test_a_process_ends_with_its_code_and_needs_none_of_its_standard_streams(closed: str) -> None:
-    ended = run_to_end("sh", "-c", f'exec "$@" {closed}', "sh", QUIRE, "plan", "no-such-model")
-    assert (ended.returncode, ended.stdout) == (MODEL, "")
-    assert ended.stderr.startswith("" if "2>" in closed else "quire: no-such-model: ")
-    assert "Traceback" not in ended.stderr
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_what_serves_with_all_streams_closed_puts_nothing_in_their_place(tiny_model: Path) -> None:
     command = [QUIRE, "serve", str(tiny_model), *SMALL, "--port", "0"]
@@ -670,3 +556,17 @@ def test_a_process_may_begin_in_a_folder_that_is_gone(tiny_model: Path, tmp_path
     assert ended.returncode == 0, ended.stderr
     assert "K and V" in ended.stdout
     assert ended.stderr == "quire: the working folder is gone: relative paths begin at /\n"
+
+
+def test_a_server_says_what_it_serves_where_and_how_and_that_it_ends(tmp_path: Path) -> None:
+    server = Server(str(write_model(tmp_path / "served")))
+    assert server.end() == 0
+    text = "".join(server.log)
+    assert "serving served on http://127.0.0.1:" in text
+    assert f"OPENAI_BASE_URL={server.url}/v1\n" in text
+    assert f"ANTHROPIC_BASE_URL={server.url}\n" in text
+    assert "K and V up to " in text
+    assert "KV backend: posix" in text
+    assert "context " in text
+    assert text.index("] ending") < text.index("] ended")
+    assert len(server.log) < 17

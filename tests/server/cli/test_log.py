@@ -153,19 +153,6 @@ def test_at_a_terminal_what_is_unknown_is_left_out_and_a_client_that_left_is_tol
     assert other.endswith("] short of memory pages=3")
 
 
-def test_an_entry_has_its_fields_in_the_order_in_which_they_were_said(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    configure_log(LogSection(format="json"))
-    log_request()
-    (line,) = lines(capsys)
-    assert list(json.loads(line)) == [
-        *("timestamp", "level", "logger", "event"),
-        *("method", "endpoint", "status", "duration_s", "tokens_per_s", "prompt_tokens"),
-        *("client_left", "request_id"),
-    ]
-
-
 def test_a_page_of_text_is_said_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     configure_log(LogSection())
     structlog.get_logger("quire").info("serving", banner="one\n  two\n")

@@ -3,7 +3,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.types import Histogram
-from server.metrics.families import counters, gauges, histograms
+from server.metrics.families import histograms
 
 
 def text_of(*families: Metric) -> str:
@@ -30,19 +30,3 @@ def test_buckets_hold_those_of_all_smaller_ones() -> None:
         "x_seconds_count 4.0",
         "x_seconds_sum 11.6",
     ]
-
-
-def test_labels_keep_series_apart() -> None:
-    counted = Histogram((1.0,)).snapshot
-    text = text_of(
-        counters("a_total", ("kind",), [(("x",), 1), (("y",), 2)], "A"),
-        gauges("b", ("kind",), [(("x",), 3)], "B"),
-        histograms("c_seconds", ("kind",), [(("x",), counted), (("y",), counted)], "C"),
-    )
-    for line in (
-        'a_total{kind="x"} 1.0',
-        'a_total{kind="y"} 2.0',
-        'b{kind="x"} 3.0',
-        'c_seconds_count{kind="y"} 0.0',
-    ):
-        assert line in text.splitlines()

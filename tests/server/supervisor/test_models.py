@@ -13,7 +13,6 @@ import pytest
 from server.supervisor.models import (
     MAX_CLIENTS,
     MAX_TURN_S,
-    NOBODY,
     PLACE_KEPT_S,
     KeepAlive,
     MemoryNeeds,
@@ -495,12 +494,6 @@ async def test_the_server_ends_while_a_model_is_being_loaded(several: Make) -> N
         (await waiting).raise_for_status()
 
 
-def test_who_asks_for_nothing_keeps_the_model_for_the_usual_time() -> None:
-    keep = KeepAlive(60.0)
-    keep.used(b"one", 100.0, None)
-    assert keep.until == 160.0
-
-
 def test_a_long_time_counts_and_a_short_one_only_where_nobody_else_came_since() -> None:
     keep = KeepAlive(60.0)
     keep.used(b"one", 100.0, 500.0)
@@ -509,22 +502,6 @@ def test_a_long_time_counts_and_a_short_one_only_where_nobody_else_came_since() 
     keep.used(b"one", 120.0, 5.0)
     assert keep.until == 125.0, "the other one wants it no more"
     keep.used(b"two", 130.0, -1.0)
-    assert keep.until == math.inf
-
-
-def test_the_first_client_decides_about_a_model_that_was_loaded_for_it() -> None:
-    keep = KeepAlive(60.0)
-    keep.used(NOBODY, 100.0, None)
-    assert keep.until == 160.0
-    keep.used(b"one", 101.0, 0.0)
-    assert keep.until == 101.0
-    keep.forget()
-    assert keep.until == 0.0
-
-
-def test_a_default_may_be_for_ever() -> None:
-    keep = KeepAlive(-1.0)
-    keep.used(b"one", 100.0, None)
     assert keep.until == math.inf
 
 

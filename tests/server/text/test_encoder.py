@@ -60,17 +60,6 @@ def test_a_token_counts_when_it_ends_within_the_characters(tokenizer: Tokenizer)
     assert [tokens_within(encoding, chars) for chars in (0, 1, 2, 7, 8, 9)] == [0, 2, 2, 2, 3, 4]
 
 
-def test_a_text_is_neither_padded_nor_cut_off_as_tokenizer_json_says(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path, 1000)
-    fast = Tokenizer(tmp_path).fast
-    fast.enable_padding(length=10)
-    fast.enable_truncation(1)
-    fast.save(str(tmp_path / "tokenizer.json"))
-    for texts in (["ab"], ["ab", "c"]):
-        encodings = Tokenizer(tmp_path).fast.encode_batch(texts, add_special_tokens=False)
-        assert [len(encoding) for encoding in encodings] == [len(text) for text in texts]
-
-
 def test_no_texts_are_no_group() -> None:
     assert list(in_groups([])) == []
 

@@ -42,15 +42,6 @@ async def test_the_tokens_of_the_system_message_are_those_of_its_part_of_the_pro
         assert tokenizer.fast.decode(system_ids, skip_special_tokens=False) == head
 
 
-async def test_special_tokens_of_a_text_are_recognised_and_none_are_added(
-    tokenizer: Tokenizer,
-) -> None:
-    (special,) = (await tokenizer.encode_text("<|im_start|>")).ids
-    assert special in tokenizer.special_ids
-    assert len((await tokenizer.encode_text("ab")).ids) == 2
-    assert (await tokenizer.encode_text("")).ids == ()
-
-
 @pytest.mark.parametrize("text", ["ab", "é<think>😀b", "w500 <|im_start|>", ""])
 async def test_the_tokens_of_a_text_begin_where_those_of_their_decoding_do(
     tokenizer: Tokenizer, text: str

@@ -3,7 +3,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
 
 from server.text.conversation import Channel, OutputFormat, Tool
 from server.text.grammar import compiler as module
@@ -16,7 +15,6 @@ from server.text.grammar.compiler import (
     Refusal,
 )
 from server.text.grammar.constraint_spec import ConstraintSpec
-from server.text.grammar.constraints import CompiledGrammar
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import LEXER_BYTES
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
@@ -256,48 +254,6 @@ async def test_long_chains_of_references_do_not_overflow_the_stack(tokenizer: To
     constraint = await made.compile(ConstraintSpec(OutputFormat("grammar", lark)))
     assert constraint is not None
     assert takes(constraint, tokenizer, "a" * 400 + "b")
-
-
-@pytest.fixture(scope="module")
-def matcher(tokenizer: Tokenizer) -> LLMatcher:
-    return LLMatcher(GrammarTokenizer(vocabulary(tokenizer)).engine, 'start: "a"')
-
-
-def kept(cache: GrammarCache, digest: bytes, matcher: LLMatcher, size: int) -> CompiledGrammar:
-    assert cache.reserve(size)
-    grammar = CompiledGrammar(matcher, size)
-    cache.keep(digest, grammar)
-    return grammar
-
-
-def test_grammars_count_until_nobody_has_them(matcher: LLMatcher) -> None:
-    cache = GrammarCache(max_bytes=10, max_grammars=1)
-    first = kept(cache, b"1", matcher, 4)
-    kept(cache, b"2", matcher, 4)
-    assert cache.get(b"1") is None, "only one is kept"
-    assert cache.used_bytes == 8
-    assert not cache.reserve(7)
-    assert cache.get(b"2") is None, "who is only kept gives way"
-    assert cache.used_bytes == 4
-    del first
-    assert cache.used_bytes == 0
-
-
-def test_the_oldest_goes_first(matcher: LLMatcher) -> None:
-    cache = GrammarCache(max_bytes=10, max_grammars=9)
-    for digest in (b"1", b"2"):
-        kept(cache, digest, matcher, 4)
-    assert isinstance(cache.get(b"1"), CompiledGrammar)
-    kept(cache, b"3", matcher, 4)
-    assert cache.get(b"2") is None
-    assert isinstance(cache.get(b"1"), CompiledGrammar)
-
-
-def test_a_spent_grammar_is_forgotten(matcher: LLMatcher) -> None:
-    cache = GrammarCache(max_bytes=10, max_grammars=9)
-    kept(cache, b"1", matcher, 4).is_spent = True
-    assert cache.get(b"1") is None
-    assert cache.used_bytes == 0
 
 
 def test_refusals_are_remembered_the_newest_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from tokenizers import decoders
 
 from server.text.grammar.vocabulary import (
     GrammarTokenizer,
-    Vocabulary,
     VocabularyError,
     set_bits,
 )
@@ -82,11 +81,6 @@ def test_a_tokenizer_that_does_not_work_on_bytes_is_refused(tmp_path: Path) -> N
     fast.save(file)
     with pytest.raises(VocabularyError, match="bytes"):
         GrammarTokenizer(vocabulary(Tokenizer(tmp_path)))
-
-
-def test_without_a_token_that_ends_an_answer_nothing_can_be_enforced(tokenizer: Tokenizer) -> None:
-    with pytest.raises(VocabularyError, match="ends an answer"):
-        GrammarTokenizer(Vocabulary(tokenizer, MODEL_SIZE, frozenset({VOCAB + 3})))
 
 
 def test_bits_are_set_where_they_belong() -> None:
