@@ -120,26 +120,6 @@ async def test_fault_05_a_client_that_goes_away_while_it_waits_is_never_computed
         assert engine.client.stats.prompt_tokens == usage["prompt_tokens"]
 
 
-async def test_one_client_that_goes_away_does_not_disturb_the_others(
-    tokenizer: Tokenizer,
-) -> None:
-    async with held(tokenizer) as (app, engine):
-        leaving = Connection(app, CHAT, chat(stream=True))
-        staying = Connection(app, CHAT, chat("Stay", max_tokens=30))
-        alone = Connection(app, CHAT, chat("Stay", max_tokens=30))
-        await eventually(lambda: engine.client.in_flight == 3)
-        for _ in range(4):
-            await engine.step()
-        leaving.leave()
-        await leaving.end()
-        engine.gate.open()
-        await staying.end()
-        await alone.end()
-        said = [json.loads(c.body)["choices"][0] for c in (staying, alone)]
-        assert said[0] == said[1]
-        assert said[0]["finish_reason"] == "length"
-
-
 async def test_bytes_after_the_request_are_not_taken_for_a_client_that_leaves(
     tokenizer: Tokenizer,
 ) -> None:

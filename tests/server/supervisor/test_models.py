@@ -340,17 +340,6 @@ async def test_a_model_that_does_not_load_says_why_and_is_tried_again_later(
         assert (await ask(client, "a")).status_code == 200
 
 
-async def test_a_process_that_ended_unseen_is_replaced_before_it_is_asked(
-    several: Make,
-) -> None:
-    async with served(several()) as (models, client):
-        await ask(client, "a")
-        os.kill(models.pid("a"), signal.SIGKILL)
-        answers = await asyncio.gather(*(ask(client, "a") for _ in range(3)))
-        assert {answer.status_code for answer in answers} <= {200, 503}
-        assert (await ask(client, "a")).status_code == 200
-
-
 async def test_a_process_that_cannot_be_started_is_an_answer(several: Make) -> None:
     async with served(several(command=("/no/such/program",))) as (_, client):
         answer = await ask(client, "a")

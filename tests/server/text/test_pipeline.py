@@ -9,11 +9,8 @@ import pytest
 
 from engine.types import (
     FinishReason,
-    MissReason,
-    PrefixReport,
     SamplingParams,
     TokenEvent,
-    TokenLogprobs,
 )
 from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import WrittenCall
@@ -36,7 +33,7 @@ from server.text.pipeline import (
 from server.text.tokenizer import EncodedText, Tokenizer
 from tests.models import SPECIAL_TOKENS, write_tokenizer
 from tests.server.harness import decoded, ids_of, token_id
-from tests.server.streams import fault, scored, token
+from tests.server.streams import fault, token
 from tests.server.text.calling import (
     LOOK,
     PARAMS,
@@ -612,24 +609,6 @@ def test_the_stop_token_is_one_of_the_tokens_of_a_text_and_none_of_a_chats(
     assert [report.offset for report in delta.tokens] == [0, 1][: len(reported)]
 
 
-def test_what_a_prompt_scored_comes_with_the_first_delta(tokenizer: Tokenizer) -> None:
-    pipeline = TextPipeline(tokenizer, PARAMS)
-    first = scored(-1.0, -2.0, token_id=ids_of(tokenizer, "a")[0])
-    delta = pipeline.feed([first, *events_of(tokenizer, "b")])
-    assert delta.pieces == [said("ab")]
-    assert delta.prompt == (None, TokenLogprobs(-1.0, ()), TokenLogprobs(-2.0, ()))
-    assert pipeline.feed(events_of(tokenizer, "c")).prompt == ()
-
-
-def test_an_answer_without_tokens_ends_with_what_its_prompt_scored(tokenizer: Tokenizer) -> None:
-    event = scored(-1.0, finish=LENGTH)
-    pipeline = TextPipeline(tokenizer, SamplingParams(0))
-    assert pipeline.feed([event]) == Delta(finish="length", prompt=event.prompt_logprobs or ())
-    assert pipeline.completion_tokens == 0
-    with pytest.raises(AssertionError):  # an answer that should have tokens
-        TextPipeline(tokenizer, PARAMS).feed([event])
-
-
 def test_an_answer_whose_time_is_over_ends_with_what_was_held_back(tokenizer: Tokenizer) -> None:
     pipeline = TextPipeline(tokenizer, SamplingParams(100, prompt_logprobs=0), ("STOP",))
     with pytest.raises(GenerationError, match="before it was read"):
@@ -652,14 +631,6 @@ def test_a_fault_is_raised_and_never_an_end(
     with pytest.raises(GenerationError, match=message):
         pipeline.feed([*events_of(tokenizer, "ab"), event])
     assert not pipeline.finished
-
-
-def test_what_the_cache_had_comes_with_the_first_token(tokenizer: Tokenizer) -> None:
-    pipeline = TextPipeline(tokenizer, PARAMS)
-    report = PrefixReport(2, 2, MissReason.NEVER_CACHED)
-    assert pipeline.feed([token(1, prefix=report)]).prefix == report
-    assert pipeline.feed([token(1)]).prefix == report
-    assert pipeline.prefix == report
 
 
 @pytest.mark.parametrize("batches", [1, 2, 100])
