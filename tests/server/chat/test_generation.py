@@ -16,10 +16,12 @@ from engine.types import (
 )
 from server.chat.generation import Choices, Prompt, prefix_of_all
 from server.text.pieces import Delta, TextPiece, Usage
+from server.text.pipeline import GenerationError
 from server.text.tokenizer import Tokenizer
 from tests.server.streams import (
     PreparedClient,
     PreparedStream,
+    fault,
     new_times,
     prepared,
     prompt_of,
@@ -76,6 +78,21 @@ async def test_an_answer_that_a_stop_string_ends_is_aborted(tokenizer: Tokenizer
     async with aclosing(choices.steps(PING_S)) as steps:  # type: ignore[type-var]
         (delta,) = await anext(steps)
         assert (delta.finish, stream.closed, choices.finished) == ("stop", True, True)
+
+
+async def test_a_fault_closes_everything(tokenizer: Tokenizer) -> None:
+    choices, (stream,) = prepared(tokenizer, [said(tokenizer, "ab", None), [fault("broken")]])
+    with pytest.raises(GenerationError, match="broken"):
+        await all_of(choices)
+    assert stream.closed
+
+
+async def test_a_reader_that_stops_early_ends_the_request(tokenizer: Tokenizer) -> None:
+    choices, (stream,) = prepared(tokenizer, [said(tokenizer, "a", None)] * 2)
+    async with aclosing(choices.steps(PING_S)) as steps:  # type: ignore[type-var]
+        await anext(steps)
+        assert not stream.closed
+    assert stream.closed
 
 
 # --- several ---------------------------------------------------------------------------------
