@@ -18,7 +18,15 @@ from server.cli import without_collection
 from server.cli.launch import launch_command
 from server.cli.sentences import HEAD_OF_LINE, one_sentence, say
 from server.cli.service import service_commands
-from server.cli.settings import default_of, flags_of, own_settings_file, read_settings, with_further
+from server.cli.settings import (
+    FLAGS,
+    KV_BACKEND_TEXT,
+    default_of,
+    flags_of,
+    own_settings_file,
+    read_settings,
+    with_further,
+)
 from server.shipped import SETTINGS_FILE, shipped
 
 # Section of the settings -> heading in the help, under which the section's flags are listed.
@@ -30,38 +38,6 @@ PANELS = {
     "log": "Logging",
 }
 MODELS_PANEL = "Models"
-KV_BACKEND_TEXT = "Kind of memory: auto, sparse, paged, dense or posix."
-# Flag of ``quire serve`` -> setting, type and help text. --set changes every other setting.
-FLAGS: dict[str, tuple[str, type, str]] = {
-    "host": ("server.host", str, "Address to listen on."),
-    "port": ("server.port", int, "Port to listen on; 0 takes a free one."),
-    "served_model_name": ("server.served_model_name", str, "The model's name for clients."),
-    "kv_backend": ("cache.kv_backend", str, KV_BACKEND_TEXT),
-    "release_heaps": ("cache.release_heaps", bool, "Give the GPU's heaps back: see quire doctor."),
-    "kv_budget": ("cache.kv_budget", str, "All memory of K and V, such as 4GiB."),
-    "headroom": ("cache.headroom", str, "Memory for other programs, such as 6GiB."),
-    "page_size": ("cache.page_size", str, "Unit of mapping in a layer, such as 64KiB."),
-    "heap_size": ("cache.heap_size", str, "Unit of memory taken from the system."),
-    "free_slack": ("cache.free_slack", str, "Free memory that is kept for new sequences."),
-    "kv_dtype": ("cache.dtype", str, "Type of K and V: auto, bfloat16, float16 or float32."),
-    "max_model_len": ("engine.max_model_len", int, "Tokens of the longest sequence."),
-    "max_num_seqs": ("engine.max_num_seqs", int, "Sequences that run at the same time."),
-    "max_num_batched_tokens": ("engine.max_num_batched_tokens", int, "Tokens of the largest step."),
-    "step_time_target_ms": (
-        "engine.step_time_target_ms",
-        float,
-        "Longest pause (ms) that a prompt causes in answers.",
-    ),
-    "threads": ("engine.threads", int, "CPU threads."),
-    "activations": (
-        "engine.activations",
-        str,
-        "Rounding in a CPU's products: auto, float32 (none), bfloat16 or int8.",
-    ),
-    "log_level": ("log.level", str, "debug, info, warning or error."),
-    "insecure_no_auth": ("access.insecure_no_auth", bool, "Let other machines in without a key."),
-}
-
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,

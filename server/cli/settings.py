@@ -15,11 +15,36 @@ from server.shipped import SETTINGS_FILE
 
 FIELDS = {section: tuple(type(values).model_fields) for section, values in Config()}
 LIST = "`quire settings` prints all of them"
-# Flag -> its setting, where the names differ. Each other flag has the name of its setting.
-OTHER_FLAGS = {
-    "kv_backend": ("cache", "kv_backend"),
-    "kv_dtype": ("cache", "dtype"),
-    "log_level": ("log", "level"),
+KV_BACKEND_TEXT = "Kind of memory: auto, sparse, paged, dense or posix."
+# Flag of ``quire serve`` -> setting, type and help text. --set changes every other setting.
+FLAGS: dict[str, tuple[str, type, str]] = {
+    "host": ("server.host", str, "Address to listen on."),
+    "port": ("server.port", int, "Port to listen on; 0 takes a free one."),
+    "served_model_name": ("server.served_model_name", str, "The model's name for clients."),
+    "kv_backend": ("cache.kv_backend", str, KV_BACKEND_TEXT),
+    "release_heaps": ("cache.release_heaps", bool, "Give the GPU's heaps back: see quire doctor."),
+    "kv_budget": ("cache.kv_budget", str, "All memory of K and V, such as 4GiB."),
+    "headroom": ("cache.headroom", str, "Memory for other programs, such as 6GiB."),
+    "page_size": ("cache.page_size", str, "Unit of mapping in a layer, such as 64KiB."),
+    "heap_size": ("cache.heap_size", str, "Unit of memory taken from the system."),
+    "free_slack": ("cache.free_slack", str, "Free memory that is kept for new sequences."),
+    "kv_dtype": ("cache.dtype", str, "Type of K and V: auto, bfloat16, float16 or float32."),
+    "max_model_len": ("engine.max_model_len", int, "Tokens of the longest sequence."),
+    "max_num_seqs": ("engine.max_num_seqs", int, "Sequences that run at the same time."),
+    "max_num_batched_tokens": ("engine.max_num_batched_tokens", int, "Tokens of the largest step."),
+    "step_time_target_ms": (
+        "engine.step_time_target_ms",
+        float,
+        "Longest pause (ms) that a prompt causes in answers.",
+    ),
+    "threads": ("engine.threads", int, "CPU threads."),
+    "activations": (
+        "engine.activations",
+        str,
+        "Rounding in a CPU's products: auto, float32 (none), bfloat16 or int8.",
+    ),
+    "log_level": ("log.level", str, "debug, info, warning or error."),
+    "insecure_no_auth": ("access.insecure_no_auth", bool, "Let other machines in without a key."),
 }
 # Type of pydantic's error -> the rule that a value breaks. The error's ``ctx`` fills the braces.
 RULES = {
@@ -94,12 +119,10 @@ def _reason(error: Exception) -> str:
 
 
 def flags_of(parameters: Mapping[str, Any]) -> Tables:
-    """Return those of a command's parameters that are settings, as ``{section: {name: value}}``."""
-    flags = dict(OTHER_FLAGS)
-    for section, names in FIELDS.items():
-        flags |= {name: (section, name) for name in names if name in parameters}
+    """Return those of a command's parameters that are FLAGS, as ``{section: {name: value}}``."""
     tables: Tables = {}
-    for flag, (section, name) in flags.items():
+    for flag, (setting, _, _) in FLAGS.items():
+        section, _, name = setting.partition(".")
         tables.setdefault(section, {})[name] = parameters.get(flag)
     return tables
 

@@ -17,25 +17,6 @@ from server.cli.settings import read_settings
 from server.config import Config, SettingError
 from server.shipped import ALIASES_FILE, shipped
 
-# The fields of config.json whose values a row of [suggested] in configs/aliases.toml lists.
-FIELDS = (
-    "model_type",
-    "max_position_embeddings",
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "intermediate_size",
-    "tie_word_embeddings",
-    "linear_num_value_heads",
-)
-# Further fields that a config.json must have. All suggested models get these values.
-FURTHER_FIELDS: dict[str, Any] = {
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "decoder_sparse_step": 1,
-    "quantization": {"group_size": 64, "bits": 4},
-}
 SUGGESTIONS = 5
 # A slower model, or one with less context than LONG_PROMPT, is not suggested.
 SLOWEST_TOKENS_PER_S = 5.0
@@ -45,11 +26,12 @@ HEAD = ("model", "weights", "context", "tokens/s", "first token")
 def configs() -> dict[str, dict[str, Any]]:
     """Return the fields of config.json of each model that quire suggests, by short name."""
     tables = tomllib.loads(shipped(ALIASES_FILE).read_text(encoding="utf-8"))
+    fields, columns = tables["fields"], tables["columns"]
     return {
-        name: FURTHER_FIELDS
-        | tables["fields"][row[0].removesuffix("_moe")]
-        | tables["fields"].get(name, {})
-        | dict(zip(FIELDS, row, strict=True))
+        name: fields["all"]
+        | fields[row[0].removesuffix("_moe")]
+        | fields.get(name, {})
+        | dict(zip(columns, row, strict=True))
         for name, row in tables["suggested"].items()
     }
 

@@ -54,7 +54,6 @@ class BodyLimits:
     """Maximum number of values: numbers, texts, lists, objects, true, false and null."""
     max_containers: int
     """Maximum number of lists and objects, and also the maximum number of names in objects."""
-    max_depth: int = MAX_DEPTH
 
     async def check(self, body: bytes) -> None:
         """Raise ApiError for a body above the limits. Let other tasks run between pieces."""
@@ -77,27 +76,20 @@ class BodyLimits:
             await asyncio.sleep(0)
 
 
+TEXT_PATHS = (
+    *("/v1/chat/completions", "/chat/completions", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/v1/responses", "/v1/responses/input_tokens"),
+    *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show"),
+)
+IDS_PATHS = ("/v1/completions", "/completions", "/v1/embeddings", "/detokenize")
+
+
 def limits_by_path(limits: LimitsSection) -> dict[str, BodyLimits]:
     max_bytes, max_values = limits.max_body_bytes, MAX_BODY_VALUES
-    texts = BodyLimits(max_bytes, max_values, max_values)
-    ids = BodyLimits(max_bytes, MAX_BODY_TOKEN_IDS, max_values)
     return {
-        "/v1/chat/completions": texts,
-        "/chat/completions": texts,
-        "/v1/messages": texts,
-        "/v1/messages/count_tokens": texts,
-        "/v1/responses": texts,
-        "/v1/responses/input_tokens": texts,
+        **dict.fromkeys(TEXT_PATHS, BodyLimits(max_bytes, max_values, max_values)),
+        **dict.fromkeys(IDS_PATHS, BodyLimits(max_bytes, MAX_BODY_TOKEN_IDS, max_values)),
         "/tokenize": BodyLimits(MAX_TOKENIZE_BYTES, max_values, max_values),
-        "/api/chat": texts,
-        "/api/generate": texts,
-        "/api/embed": texts,
-        "/api/embeddings": texts,
-        "/api/show": texts,
-        "/v1/completions": ids,
-        "/completions": ids,
-        "/v1/embeddings": ids,
-        "/detokenize": ids,
     }
 
 

@@ -8,7 +8,7 @@ from fastapi.routing import APIRoute
 
 from server.config import LimitsSection
 from server.http.app import ROUTES, SHARED_ROUTES
-from server.protocol.common import BodyLimits, limits_by_path
+from server.protocol.common import MAX_DEPTH, BodyLimits, limits_by_path
 from server.routes.service import Service
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import Engine, serving
@@ -20,7 +20,7 @@ BEYOND: dict[str, tuple[Callable[[BodyLimits], bytes], int, str]] = {
     "values": (lambda limits: b"[" + b"0," * limits.max_values + b"0]", *TOO_MANY),
     "containers": (lambda limits: b"[" + b"[]," * limits.max_containers + b"0]", *TOO_MANY),
     "names": (lambda limits: b"{" + b'"":0,' * limits.max_containers + b'"":0}', *TOO_MANY),
-    "depth": (lambda limits: b"[" * (limits.max_depth + 1), 400, "invalid_json"),
+    "depth": (lambda _: b"[" * (MAX_DEPTH + 1), 400, "invalid_json"),
 }
 
 

@@ -28,7 +28,7 @@ from server import cli
 from server.cli import serve
 from server.cli.commands import app, main
 from server.cli.serve import EngineError
-from server.cli.settings import FIELDS, OTHER_FLAGS, default_of, read_settings
+from server.cli.settings import FIELDS, FLAGS, default_of, read_settings
 from tests.abuse.processes import port_of
 from tests.clients.servers import QUIRE, run_to_end
 from tests.models import TINY, write_config, write_model, write_tokenizer
@@ -307,7 +307,7 @@ def test_every_flag_of_serve_is_in_the_help(quire: Run, flag: str) -> None:
 def test_every_flag_says_what_it_is_for_and_what_holds_without_it() -> None:
     commands = typer.main.get_command(app)
     assert isinstance(commands, TyperGroup)
-    settings = {name for fields in FIELDS.values() for name in fields} | set(OTHER_FLAGS)
+    settings = {name for fields in FIELDS.values() for name in fields} | set(FLAGS)
     seen = set()
     for command in commands.commands.values():
         for its in command.params:
