@@ -7,7 +7,7 @@ broken repositories and stops at an unreadable folder, so quire reads the cache 
 
 import os
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -129,7 +129,8 @@ def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
     except CachedRepoTreeNotFoundError:
         return None
     named = set(read_index(snapshot).values())
-    weights = {file.path: file.size for file in listed if is_weights(file.path, named)}
+    top = {file.path: file.size for file in listed if "/" not in file.path}
+    weights = {name: top[name] for name in top if fnmatchcase(name, WEIGHTS) or name in named}
     if lost := sorted(named - weights.keys()):
         raise ModelNotFoundError(
             f"{repository}: {INDEX_FILE} names files of weights that the repository does not have, "
@@ -140,11 +141,6 @@ def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
         reason = reason or f"the repository has no {WEIGHTS} file"
         raise ModelNotFoundError(f"{repository}: {reason}")
     return weights
-
-
-def is_weights(path: str, named: Set[str]) -> bool:
-    """Return True if a file contains weights. ``named`` are the files that an index file lists."""
-    return "/" not in path and (fnmatchcase(path, WEIGHTS) or path in named)
 
 
 def missing_weights(repository: str | None, folder: Path) -> list[str]:

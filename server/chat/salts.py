@@ -30,11 +30,8 @@ class Salts:
 
 
 def request_key(headers: Mapping[str, str]) -> str:
-    """Return the API key in a request's headers, or "". ``headers`` must ignore case."""
-    return bearer_token(headers.get("authorization")) or headers.get("x-api-key", "").strip(OWS)
-
-
-def bearer_token(authorization: str | None) -> str:
-    """Return the bearer token of an Authorization header (RFC 6750, section 2.1), or else ""."""
-    scheme, _, token = (authorization or "").partition(" ")
-    return token.strip(OWS) if scheme.lower() == "bearer" else ""
+    """Return the API key in a request's headers, or "". ``headers`` must ignore case. The header
+    Authorization has a bearer token: RFC 6750, section 2.1."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    bearer = token.strip(OWS) if scheme.lower() == "bearer" else ""
+    return bearer or headers.get("x-api-key", "").strip(OWS)

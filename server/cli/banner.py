@@ -62,19 +62,15 @@ def banner(
     settings: Config, serving: str, url: str, lines: Sequence[tuple[str, str]], *, generates: bool
 ) -> str:
     """Return the banner. lines: (subject, text). generates: whether the model answers in text."""
-    client = client_url(url)
+    parts = urlsplit(url)
+    # For clients on this machine, localhost takes the place of a wildcard address.
+    client = f"http://localhost:{parts.port}" if parts.hostname in WILDCARDS else url
     page = [("page", f"{client}/  (open it in a browser)")] if settings.server.page else []
     anthropic = [("", f"ANTHROPIC_BASE_URL={client}")] if generates else []
     clients = [("clients", f"OPENAI_BASE_URL={client}/v1"), *anthropic]
     lines = [*page, *clients, ("API key", key_rule(settings)), *lines, ("end", "Ctrl-C")]
     text = "".join(f"  {name:<{NAME_COLUMNS}}{printable(value)}\n" for name, value in lines)
     return f"quire {version('quire')}: {printable(serving)}\n\n{text}"
-
-
-def client_url(url: str) -> str:
-    """Return the address for clients on this machine: localhost in place of a wildcard address."""
-    parts = urlsplit(url)
-    return f"http://localhost:{parts.port}" if parts.hostname in WILDCARDS else url
 
 
 def key_rule(settings: Config) -> str:

@@ -102,7 +102,9 @@ class Chat:
                 thinking = bool(thought)
                 typer.echo(DIM if thinking else f"{PLAIN}\n\n", nl=False)
             if terminal:
-                typer.echo(_without_controls(thought or text or ""), nl=False)
+                # Other characters could move the cursor or change the terminal.
+                shown = (c for c in thought or text or "" if c.isprintable() or c in "\n\t")
+                typer.echo("".join(shown), nl=False)
             elif text:
                 typer.echo(text, nl=False)
             yield text or ""
@@ -132,11 +134,6 @@ def _read_to_fence(line: str) -> str:
     while not text.endswith(FENCE):
         text += "\n" + input(MORE)
     return text.removesuffix(FENCE).strip()
-
-
-def _without_controls(text: str) -> str:
-    """Return text without characters that could move the cursor or change the terminal."""
-    return "".join(c for c in text if c.isprintable() or c in "\n\t")
 
 
 @contextmanager

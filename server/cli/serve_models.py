@@ -162,10 +162,13 @@ class Disk:
         return [models[name] for name in sorted(models, key=str.lower)]
 
     def _served(self, models: Iterable[LocalModel]) -> list[LocalModel]:
-        return [model for model in models if model.problem is None and self._is_meant(model)]
-
-    def _is_meant(self, model: LocalModel) -> bool:
-        return not self._named or any(_is_at(place, model) for place in self._named.values())
+        places = self._named.values()
+        return [
+            model
+            for model in models
+            if model.problem is None
+            and (not places or any(_is_at(place, model) for place in places))
+        ]
 
 
 def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:

@@ -48,6 +48,7 @@ INSTEAD = {
     "/api/copy": "quire copies no models: its setting models.aliases gives them more names.",
     "/v1/audio": "quire reads and writes text: have your client use another server for audio.",
 }
+STORED = "/v1/responses/"
 REQUEST_ID_HEADER = "request-id"
 """Anthropic's name for the header with the request id, for responses of Anthropic's API."""
 
@@ -94,11 +95,14 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    path: str = request.scope["path"]
     if error.status_code == 404:
-        near = (text for path, text in INSTEAD.items() if request.scope["path"].startswith(path))
+        near = (text for start, text in INSTEAD.items() if path.startswith(start))
         text = next(near, "There is nothing at this path.")
         answer = ApiError(404, text, type="not_found_error")
-    elif error.status_code == 405 and request.method == "POST" and _is_unknown(request):
+    elif (request.method, error.status_code) == ("POST", 405) and path.startswith(STORED):
+        # The route of stored responses, which has only GET and DELETE, matches paths of OpenAI's
+        # API that this server lacks.
         answer = ApiError(404, "There is nothing to ask here.", type="not_found_error")
     elif error.status_code == 405:
         answer = ApiError(405, f"This path does not answer {request.method}.")
@@ -106,13 +110,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
         answer = ApiError(error.status_code, str(error.detail))
     answer.headers.update(error.headers or {})
     return await _api_error(request, answer)
-
-
-def _is_unknown(request: Request) -> bool:
-    """Return True if the path is below /v1/responses/. This server lacks some of OpenAI's paths
-    there. They match the route of stored responses, which has only GET and DELETE."""
-    path: str = request.scope["path"]
-    return path.startswith("/v1/responses/")
 
 
 async def _client_left(_: Request, error: Exception) -> Response:

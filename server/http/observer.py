@@ -43,7 +43,6 @@ class RequestObserver:
     app: ASGIApp
     metrics: HttpMetrics
     recent: RecentRequests
-    """Stores ended requests."""
     logs_requests: bool
     model: str | None = None
     """The name of the model, or None if there are several models."""

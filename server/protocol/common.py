@@ -261,7 +261,6 @@ class RequestFields(FieldsChecked):
     """Fields of all requests."""
 
     model: str | None = None
-    """The model's name, or None if the request names no model."""
 
 
 class SharedSampling(FieldsChecked):

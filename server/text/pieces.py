@@ -104,4 +104,3 @@ class Delta:
     """The log-probabilities of the prompt's tokens, if requested. Only the first delta has them.
     The first prompt token has None."""
     prefix: PrefixReport | None = None
-    """The prefix cache's report on the prompt."""

@@ -43,7 +43,6 @@ class TokenizerFiles:
 
     fast: FastTokenizer
     end_id: int | None
-    """The id of the token that ends an answer."""
     special_tokens: Mapping[str, str]
     """Maps names such as ``eos_token`` to special tokens. Chat templates get them as variables."""
     templates: str | Mapping[str, str] | None

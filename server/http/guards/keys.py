@@ -59,21 +59,18 @@ class KeyGuard:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._keys.api or _is_open(scope):
-            await self._app(scope, receive, send)
-            return
+        path, method = _plain_path(scope), scope["method"]
+        is_open = path in OPEN_PATHS or OPEN_FILES.fullmatch(path) is not None
         key = request_key(Headers(scope=scope))
-        if self._keys.has(key, _plain_path(scope), scope["method"]):
+        if (
+            not self._keys.api
+            or (is_open and method in ("GET", "HEAD"))
+            or self._keys.has(key, path, method)
+        ):
             await self._app(scope, receive, send)
             return
         self._count(Refusal.KEY)
         await answer_with(_unauthorized(bool(key)), scope, receive, send)
-
-
-def _is_open(scope: Scope) -> bool:
-    path = _plain_path(scope)
-    is_open = path in OPEN_PATHS or OPEN_FILES.fullmatch(path) is not None
-    return is_open and scope["method"] in ("GET", "HEAD")
 
 
 def _plain_path(scope: Scope) -> str:

@@ -76,7 +76,9 @@ class _Blocks:
             self._call = GatheredCall(piece)
             return events
         if piece.channel is Channel.REASONING:
-            return events + self._thought(piece.text)
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            delta = {"type": "thinking_delta", "thinking": piece.text}
+            return [*events, *self._open("thinking", block), self._delta(delta)]
         return events + self._text(piece.text)
 
     def end(self) -> list[Json]:
@@ -92,11 +94,6 @@ class _Blocks:
         block = {"type": "tool_use", "id": call.start.id, "name": call.start.name, "input": {}}
         delta = {"type": "input_json_delta", "partial_json": call.arguments}
         return [*self._open("tool_use", block), self._delta(delta)]
-
-    def _thought(self, text: str) -> list[Json]:
-        block = {"type": "thinking", "thinking": "", "signature": ""}
-        delta = {"type": "thinking_delta", "thinking": text}
-        return [*self._open("thinking", block), self._delta(delta)]
 
     def _text(self, text: str) -> list[Json]:
         block = {"type": "text", "text": ""}

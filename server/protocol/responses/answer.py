@@ -171,7 +171,6 @@ class ResponseAnswer:
     cache_report: bool = False
     packs_reasoning: bool = False
     tools: tuple[Tool, ...] = ()
-    """The tools that the model may call."""
     keep: Callable[[Json], None] = lambda _: None
     """A function that is called with the complete response, unless the engine has failed."""
     _done: list[Json] = field(default_factory=list)

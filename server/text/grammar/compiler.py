@@ -251,4 +251,3 @@ class _Loaded:
     tokenizer: GrammarTokenizer
     worker: GrammarWorker
     threads: ThreadPoolExecutor
-    """Threads that compile grammars in this process."""

@@ -69,7 +69,6 @@ class Parameter:
     times: Literal["", "?", "*"]
     """The parameter occurs once, at most once ("?"), or any number of times ("*")."""
     values: list[ValueGrammar]
-    """Alternative grammars for the value."""
 
 
 def xml_parameters(
