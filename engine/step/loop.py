@@ -20,7 +20,6 @@ from engine.step.pipeline import CancelledStep, CompletedStep, RetiredStep, Step
 from engine.step.plan import NO_STEP, PendingState, StepPlan, StepRunner
 from engine.step.scheduler import Scheduler
 from engine.types import (
-    EngineLimits,
     EngineStats,
     EngineStuckError,
     FinishReason,
@@ -64,6 +63,7 @@ class EngineLoop:
         """``emit`` is called on the engine's thread, once in each step that has events."""
         self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.stats = EngineStats()
+        self.limits = scheduler.limits
         self._scheduler = scheduler
         self._kv = kv
         self._runner = runner
@@ -83,10 +83,6 @@ class EngineLoop:
         self._health_check = ModelHealthCheck(scheduler.add, pooling=pooling)
         self.busy_since: float | None = None
         """When work began or a step last completed; None without work. Any thread may read this."""
-
-    @property
-    def limits(self) -> EngineLimits:
-        return self._scheduler.limits
 
     # --- a step ---------------------------------------------------------------------------------
 
