@@ -110,7 +110,7 @@ page: $(VENV)/.dev  ## the page in a real Chromium (installs it with apt); scree
 soak: $(VENV)/.dev  ## 1000 requests with random aborts through the real server
 	$(BIN)/python -m tests.soak $(SOAK)
 
-simulate: $(VENV)/.dev  ## 10 000 seeded lives of the engine on a machine of faults; SIM=--states: of a hybrid
+simulate: $(VENV)/.dev  ## 10 000 seeded lives of the engine, switches at random; SIM=--states: one on for all
 	$(BIN)/python -m tests.simulation $(SIM)
 
 schedules: $(VENV)/.dev  ## 200 random schedules of a small hybrid, compared bit by bit

@@ -84,7 +84,7 @@ NIGHTLY = (
     Gate("metal-cross", "make -C tests/metal cross", after=("mac-wheels",)),
     Gate("native-plain", "make -C tests/native plain"),
     Gate("arm64", "make -C tests/native arm64"),
-    Gate("simulate", f"{PYTHON} tests.simulation && {PYTHON} tests.simulation --states"),
+    Gate("simulate", f"{PYTHON} tests.simulation"),
     Gate("simulate-planted", f"{PYTHON} tests.planted simulation", cores=2, limit_min=60),
     Gate("schedules", "make schedules"),
     Gate("parity", "make parity"),

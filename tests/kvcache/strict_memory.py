@@ -34,15 +34,6 @@ class Manners(Enum):
     def fields(self) -> dict[str, Any]:
         return dict(zip(("releases", "charge"), self.value, strict=True))
 
-    @classmethod
-    def drawn(cls, number: float) -> "Manners":
-        """number: from 0 to 1."""
-        if number < 0.7:
-            return cls.BLOCKS
-        return (cls.HEAPS, cls.HEAPS, cls.IDLE, cls.NOTHING, cls.NOTHING, cls.ARENA)[
-            min(5, int((number - 0.7) * 20))
-        ]
-
 
 @dataclass(slots=True)
 class StrictMemory:

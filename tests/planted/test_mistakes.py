@@ -1,6 +1,17 @@
 import ast
+from pathlib import Path
 
-from tests.planted.suites import ROOT, AnchorError, read_mistakes
+import pytest
+
+from tests.planted.suites import ROOT, AnchorError, read_mistakes, try_simulation
+
+SWITCHES = {
+    "a fork copies one token too few": "--forks",
+    "the slot that a sequence works in leaks when it ends": "--states",
+    "the tenant's salt is ignored": "--tenants",
+    "a slow reader is never cut": "--slow-readers",
+    "memory is mapped beside steps": "--mapping-points",
+}
 
 
 def test_what_a_mistake_replaces_stands_in_its_function_once() -> None:
@@ -17,3 +28,11 @@ def test_what_a_mistake_replaces_stands_in_its_function_once() -> None:
         if mistake.file.endswith(".py"):
             ast.parse(planted, mistake.name)
     assert errors == []
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_the_simulator_finds_a_mistake_and_names_the_switch_that_shows_it(
+    name: str, tmp_path: Path
+) -> None:
+    (mistake,) = (mistake for mistake in read_mistakes() if mistake.name == name)
+    assert SWITCHES[name] in try_simulation(mistake, tmp_path)

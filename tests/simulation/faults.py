@@ -7,6 +7,11 @@ from random import Random
 from engine.step.pipeline import FAILURE_WINDOW_S
 from engine.step.plan import StepPlan
 from engine.types import TokenEvent
+from tests.simulation.switches import Settings, as_options, turned_on
+from tests.simulation.world import World
+
+# How often a step fails that has others behind it which must live on, where any fail.
+LATE_RATE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +35,16 @@ class TraceLine:
 class SeedFailedError(Exception):
     """A seed that failed, with the steps that led to it."""
 
-    def __init__(self, seed: int, reason: str, trace: str) -> None:
-        super().__init__(seed, reason, trace)
+    def __init__(self, seed: int, settings: Settings, reason: str, trace: str) -> None:
+        super().__init__(seed, settings, reason, trace)
         self.seed = seed
+        self.settings = settings
         self.reason = reason
         self.trace = trace
 
     def __str__(self) -> str:
-        again = f"again: python -m tests.simulation --seed {self.seed}"
-        return f"{self.trace}\nseed {self.seed}: {self.reason}\n{again}"
+        switches = as_options(turned_on(self.settings))
+        return f"{self.trace}\nseed {self.seed}: {self.reason}\nswitches: {switches}"
 
 
 class SimulationError(AssertionError):
@@ -51,12 +57,7 @@ class DeviceFaults:
 
     rng: Random
     clock: Callable[[], float]
-    rate: float
-    """The share of steps that fail."""
-    bad_row_rate: float
-    """The share of sampled rows that are not finite."""
-    is_fatal: bool
-    """Whether a second step may fail within the time that ends the engine."""
+    world: World
     failed_at: list[float] = field(default_factory=list)
     pending: bool = False
     """Whether a step in flight is going to fail."""
@@ -70,18 +71,20 @@ class DeviceFaults:
     def place_of_failure(self, entries: int) -> int | None:
         """Return the entry of a step before which it fails, or after the last, or, beyond that,
         when it is read; None when it does not."""
-        if self.rng.random() >= self.rate:
+        if self.rng.random() >= self.world.failure_rate:
             return None
-        now = self.clock()
-        recently = self.failed_at and now - self.failed_at[-1] < FAILURE_WINDOW_S
-        if not self.is_fatal and (self.pending or recently):
+        if self.pending and not self.world.failures_end_engine:
             return None
         self.pending = True
         return self.rng.randint(0, 3 * entries + 1)
+
+    def fails_late(self) -> bool:
+        """Return whether a step fails of which nothing was seen before."""
+        return self.world.failure_rate > 0 and not self.pending and self.rng.random() < LATE_RATE
 
     def fail(self) -> None:
         self.pending = False
         self.failed_at.append(self.clock())
 
     def is_bad_row(self) -> bool:
-        return self.rng.random() < self.bad_row_rate
+        return self.rng.random() < self.world.bad_row_rate

@@ -12,16 +12,14 @@ from engine.build import plan_engine
 from engine.machine import MachineMemory, PressureLevel, gpu_memory
 from engine.models.checkpoint import promised_checkpoint
 from engine.planning.memory import Q4, read_shape, weights_bytes
-from engine.types import EngineLimits, PrefixSalt
 from kvcache.kv_backends import KVBackend, KVBackendChoice
 from kvcache.memory_budget import MemoryPlan
 from server.config import Config, engine_config
 from tests.kvcache.strict_memory import Manners
 from tests.models import QWEN3_8B, write_config
 from tests.simulation.faults import SimulationError
-from tests.simulation.runner import DeviceTraits
 from tests.simulation.simulator import Simulation
-from tests.simulation.world import VOCAB, EngineTraits, MemoryTraits, TrafficTraits, World
+from tests.simulation.world import VOCAB, World
 
 GIB = 1024**3
 # What macOS recommends its GPU of 16 GiB, and what vm_stat's free and inactive pages leave when a
@@ -45,45 +43,32 @@ def mac_plan() -> MemoryPlan:
 
 def mac_world(memory: MemoryPlan) -> World:
     """Return a friendly device under a system that warns from the first moment."""
-    engine = EngineTraits(
-        layout=memory.layout,
-        budget_bytes=memory.kv_budget_bytes,
-        free_slack_bytes=CONFIG.free_slack_bytes,
-        limits=EngineLimits(memory.max_model_len, memory.max_num_seqs, VOCAB),
-        max_sharers=CONFIG.max_sharers,
-        shares_prefixes=True,
+    return World(
+        memory.layout,
+        memory.max_model_len,
+        heaps=memory.kv_budget_bytes // memory.layout.heap_bytes,
+        max_num_seqs=memory.max_num_seqs,
         max_num_batched_tokens=CONFIG.max_num_batched_tokens,
         min_budget_tokens=16,
-        step_target_s=0.1,
+        overlap=True,
+        shares_prefixes=True,
+        max_sharers=CONFIG.max_sharers,
+        free_slack_bytes=CONFIG.free_slack_bytes,
         idle_release_s=CONFIG.idle_release_s,
         prefix_keep_s=CONFIG.prefix_keep_s,
-    )
-    traffic = TrafficTraits(
+        maps_while_running=False,
+        manners=Manners.NOTHING,
+        pressure=PressureLevel.WARNING,
+        step_s=0.02,
+        token_s=0.002,
+        longest_lag=1,
         arrivals=tuple(60.0 * m + 0.01 * p for m in range(MINUTES) for p in range(PEOPLE)),
         longest_prompt=2 * SYSTEM_TOKENS,
         longest_answer=40,
         system_prompts=(tuple(n % VOCAB for n in range(SYSTEM_TOKENS)),),
-        salts=(PrefixSalt(),),
-        abort_rate=0.0,
-        slow_reader_rate=0.0,
-        fork_rate=0.0,
         turn_rate=0.95,
-        priority_rate=0.0,
+        stop_id_rate=0.5,
         max_backlog=64,
-        late_delivery_rate=0.0,
-        fatal_faults=False,
-        scoring_rate=0.0,
-        pooling_rate=0.0,
-        rule_rate=0.0,
-    )
-    return World(
-        engine,
-        MemoryTraits(0.0, 0.0, 1, 0, 0.0, Manners.NOTHING, True, None, None, False),
-        DeviceTraits(VOCAB, 1, 0.0, 0.0, step_s=0.02, token_s=0.002),
-        traffic,
-        pressure_rate=0.0,
-        overlap=True,
-        pressure=PressureLevel.WARNING,
     )
 
 
@@ -91,7 +76,7 @@ def mac_hour(seed: int = 0) -> Counter[str]:
     """Return the counts of an hour. Raises BudgetError where nothing starts, SeedFailedError for a
     wrong token or a broken rule, and SimulationError where people wait for one another or lose a
     prefix."""
-    simulation = Simulation(seed, None, mac_world(mac_plan()))
+    simulation = Simulation(seed, world=mac_world(mac_plan()), trace_lines=None)
     counts = simulation.run()
     running = max(len(line.plan.entries) for line in simulation.trace if line.plan is not None)
     counts["most at once"] = running

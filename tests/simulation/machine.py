@@ -1,6 +1,5 @@
 """An engine of production parts on a simulated machine."""
 
-import math
 from collections.abc import Callable
 from random import Random
 
@@ -17,7 +16,7 @@ from tests.kvcache.strict_states import StrictStates
 from tests.simulation.faults import DeviceFaults, SimulationError
 from tests.simulation.recall import Recall
 from tests.simulation.runner import Clock, SlotRunner
-from tests.simulation.world import EngineTraits, MemoryTraits, World
+from tests.simulation.world import World
 
 
 class Machine:
@@ -31,55 +30,52 @@ class Machine:
         recall: Callable[[int], Recall],
     ) -> None:
         """recall: the reference of a request."""
-        engine = world.engine
         self.clock = Clock()
-        faults = _memory_faults(seed, world.memory)
+        faults = MemoryFaults(
+            Random(f"{seed} memory faults"),
+            rate=world.refusal_rate,
+            longest_storm=world.longest_storm,
+            stuck_rate=world.stuck_rate,
+            left=world.most_refusals,
+        )
         self.memories = [
-            _memory(seed, number, world.memory, engine, faults)
-            for number in range(len(engine.layout.groups))
+            _memory(seed, number, world, faults) for number in range(len(world.layout.groups))
         ]
         self.memory = self.memories[0]
         """All are of one kind, and share their faults."""
         config = EngineConfig(
-            free_slack_bytes=engine.free_slack_bytes,
-            max_sharers=engine.max_sharers,
-            prefix_cache=engine.shares_prefixes,
-            idle_release_s=engine.idle_release_s,
-            prefix_keep_s=engine.prefix_keep_s,
+            free_slack_bytes=world.free_slack_bytes,
+            max_sharers=world.max_sharers,
+            prefix_cache=world.shares_prefixes,
+            idle_release_s=world.idle_release_s,
+            prefix_keep_s=world.prefix_keep_s,
             overlap=world.overlap,
-            max_step_mask_s=math.inf,
+            max_step_mask_s=world.max_step_mask_s,
             grammar_bytes=0,
         )
-        most = engine.limits.max_num_seqs
-        limits = CacheLimits(engine.budget_bytes, most, 2 * most, config)
-        slot = engine.layout.shape.slot
-        self.states = None if slot is None else StrictStates(engine.num_slots, slot)
+        most = world.limits.max_num_seqs
+        limits = CacheLimits(world.budget_bytes, most, 2 * most, config)
+        slot = world.layout.shape.slot
+        self.states = None if slot is None else StrictStates(world.num_slots, slot)
         self.kv = KVCacheManager(
-            engine.layout, self.memories, limits, identity=b"simulated", states=self.states
+            world.layout, self.memories, limits, identity=b"simulated", states=self.states
         )
-        device = world.device
-        self.faults = DeviceFaults(
-            Random(f"{seed} device faults"),
-            self.clock,
-            device.fault_rate,
-            device.bad_row_rate,
-            world.traffic.fatal_faults,
-        )
+        self.faults = DeviceFaults(Random(f"{seed} device faults"), self.clock, world)
         self.runner = SlotRunner(
             self.kv,
             self.memories,
             self.states,
             self.clock,
             Random(f"{seed} device"),
-            device,
+            world,
             self.faults,
             recall,
             lambda seq_id: seq_id in self.scheduler._by_id,
             lambda seq_id: self.scheduler._by_id[seq_id].request.pooling,
         )
-        most = engine.max_num_batched_tokens
-        budget = TokenBudget(engine.step_target_s, engine.min_budget_tokens, most, most)
-        self.scheduler = Scheduler(self.kv, engine.limits, budget, most)
+        most = world.max_num_batched_tokens
+        budget = TokenBudget(world.step_target_s, world.min_budget_tokens, most, most)
+        self.scheduler = Scheduler(self.kv, world.limits, budget, most, world.max_step_mask_s)
         self.loop = EngineLoop(
             self.scheduler,
             self.kv,
@@ -114,31 +110,19 @@ class Machine:
         return any(memory.unfriendly for memory in self.memories)
 
 
-def _memory_faults(seed: int, traits: MemoryTraits) -> MemoryFaults:
-    return MemoryFaults(
-        Random(f"{seed} memory faults"),
-        rate=traits.fault_rate,
-        longest_storm=traits.longest_storm,
-        stuck_rate=traits.stuck_rate,
-        left=traits.most_refusals,
-    )
-
-
-def _memory(
-    seed: int, number: int, traits: MemoryTraits, engine: EngineTraits, faults: MemoryFaults
-) -> StrictMemory:
+def _memory(seed: int, number: int, world: World, faults: MemoryFaults) -> StrictMemory:
     """number: of the group."""
     return StrictMemory(
-        engine.layout.groups[number],
+        world.layout.groups[number],
         at_once=False,
-        slowness=traits.slowness,
+        slowness=world.slowness,
         holds_contents=True,
         faults=faults,
-        rng=Random(f"{seed} memory {number or ''}".strip()),
-        **traits.manners.fields,
-        mapping_limit=traits.mapping_limit,
-        shares_blocks=traits.shares_blocks,
-        heap_limit=traits.heap_limit,
-        maps_while_running=traits.maps_while_running,
-        max_sharers=engine.max_sharers,
+        rng=Random(f"{seed} memory {number}"),
+        **world.manners.fields,
+        mapping_limit=world.mapping_limit,
+        shares_blocks=world.shares_blocks,
+        heap_limit=world.heap_limit,
+        maps_while_running=world.maps_while_running,
+        max_sharers=world.max_sharers,
     )

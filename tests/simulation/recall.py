@@ -8,9 +8,8 @@ and the request's seed.
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
-from random import Random
 
 import numpy as np
 
@@ -21,8 +20,6 @@ from tests.kvcache.blocks import SLOT_BYTES
 PARTS = 3
 """A constraint allows one token in three."""
 WORD_BITS = 32
-# A stop token in four, where they are held back: an answer would hardly come to one otherwise.
-DENSE_STOPS = 4
 
 
 class Third:
@@ -58,22 +55,6 @@ class Third:
         assert not self._count
         self.copies.append(Third(self._vocab_size, self.fails_at, self._fails_late))
         return self.copies[-1]
-
-
-def ruled(request: Request, rng: Random, vocab_size: int) -> Request:
-    """Return the request with rules at random."""
-    held_back = rng.choice((0, 0, 5))
-    stops = frozenset(range(0, vocab_size, DENSE_STOPS))
-    (params,) = request.params
-    params = replace(
-        params,
-        frequency_penalty=rng.choice((0.0, 1.0)),
-        min_tokens=held_back,
-        stop_token_ids=stops if held_back else params.stop_token_ids,
-    )
-    fails_at = rng.randrange(10) if rng.random() < 0.2 else None
-    constraint = Third(vocab_size, fails_at, rng.random() < 0.5) if rng.random() < 0.6 else None
-    return replace(request, params=(params,), constraint=constraint)
 
 
 @dataclass(frozen=True, slots=True)

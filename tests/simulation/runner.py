@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from engine.step.health_check import HEALTH_CHECK_ID
+from engine.step.pipeline import FAILURE_WINDOW_S
 from engine.step.plan import (
     NOT_FINITE,
     Opened,
@@ -32,7 +33,6 @@ from engine.types import PrefixSalt
 from kvcache.manager import KVCacheManager
 from kvcache.slot_pool import StateSegment
 from tests.kvcache.blocks import SLOT_BYTES, Block, MistakeError
-from tests.kvcache.managers import state_group
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import StrictStates
 from tests.simulation.faults import DeviceFaults, SimulationError
@@ -44,6 +44,7 @@ from tests.simulation.recall import (
     told,
     vector,
 )
+from tests.simulation.world import VOCAB, World
 
 # Stands for the slot before rows that come out wrong.
 SPOILT = 0xBAD0_BAD0_BAD0_BAD0
@@ -61,19 +62,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTraits:
-    vocab_size: int
-    longest_lag: int
-    """Ticks until a step has completed, at most."""
-    fault_rate: float
-    bad_row_rate: float
-    step_s: float
-    token_s: float
-    model_is_broken: bool = False
-    """Whether no row is ever finite."""
 
 
 @dataclass(slots=True)
@@ -121,8 +109,6 @@ class SlotStep:
     runner: "SlotRunner"
     plan: StepPlan
     epoch: int
-    buffers: list[tuple[int, ...]]
-    """The accesses of each entry, by group."""
     computed: list[Computed]
     """The entries that have a result."""
     fails: bool
@@ -162,7 +148,7 @@ class SlotStep:
             raise SimulationError(f"step {self.epoch} is read before its tokens are chosen")
         self.runner.flying.remove(self)
         self.runner.has_ended(self.epoch)
-        if self.fails:
+        if self.fails or self.runner.fails_where_it_hurts(self.plan):
             for later in self.runner.flying:
                 later.lost = True
             self.runner.failed = self.plan
@@ -174,11 +160,7 @@ class SlotStep:
         self.runner.flying.remove(self)
         self.runner.faults.pending = False
         self.runner.complete_up_to(self.epoch)
-        for entry, buffers in zip(self.plan.entries, self.buffers, strict=True):
-            if self.runner.is_live(entry.seq_id):
-                start = self.runner.goes_on_from(entry)
-                for memory, buffer in zip(self.runner.memories, buffers, strict=True):
-                    memory.forget(buffer, start, entry.start + entry.count - start)
+        self.runner.note_dropped(self.plan)
 
 
 @dataclass(slots=True)
@@ -192,7 +174,7 @@ class SlotRunner:
     """The states of a model with recurrent layers."""
     clock: Clock
     rng: Random
-    traits: DeviceTraits
+    world: World
     faults: DeviceFaults
     recall: Callable[[int], Recall]
     """The reference of a request."""
@@ -220,6 +202,13 @@ class SlotRunner:
     """Steps that have not been read."""
     wasted: list[int] = field(default_factory=list)
     """Requests that had ended when a result of theirs was read."""
+    dropped: dict[int, int] = field(default_factory=dict)
+    """The end of what a step that was dropped has written, by sequence; another step writes it
+    again."""
+    spared: int = 0
+    """Sequences that live on when a step of theirs was dropped."""
+    set_back: int = 0
+    """Those of them whose state goes back to a boundary."""
     _sampled: list[int | None] = field(default_factory=list)
     """The tokens of the newest step; None for rows that are not finite."""
     _sampled_by: int = 0
@@ -246,10 +235,11 @@ class SlotRunner:
             if isinstance(decision, Opened):
                 self._salts[decision.seq_id] = decision.request.salt
                 self._lives[decision.seq_id] = next(self._numbers)
+                self.dropped.pop(decision.seq_id, None)
         if not overlapped:
             self._sampled = []
         views = self.kv.views(plan.segments)
-        lag = self.rng.randint(0, self.traits.longest_lag)
+        lag = self.rng.randint(0, self.world.longest_lag)
         step = _Step(views.epoch, self._ticks + lag, [])
         self._running.append(step)
         fails_at = self.faults.place_of_failure(len(plan.entries))
@@ -265,7 +255,7 @@ class SlotRunner:
         self.computed += sum(entry.count for entry in plan.entries)
         fails = fails_at is not None
         late = fails_at is not None and fails_at % 2 == 0 and plan.needs_state
-        self.flying.append(SlotStep(self, plan, views.epoch, buffers, computed, fails, late))
+        self.flying.append(SlotStep(self, plan, views.epoch, computed, fails, late))
         if not plan.needs_state:
             rows = sum(entry.sampling is not None for entry in plan.entries)
             self.flying[-1].choose(SamplingState(None, [None] * rows))
@@ -273,6 +263,8 @@ class SlotRunner:
 
     def fail(self) -> None:
         self._spoilt = set()
+        if not self.world.failures_end_engine and self.faults.failed_at:
+            self.clock.now = max(self.clock.now, self.faults.failed_at[-1] + 2 * FAILURE_WINDOW_S)
         self.faults.fail()
         raise InjectedFaultError("the device refuses the step")
 
@@ -287,7 +279,7 @@ class SlotRunner:
             if result is NOT_FINITE:
                 self.bad_rows.add(entry.seq_id)
         rows = sum(entry.count for entry in plan.entries)
-        seconds = self.traits.step_s + rows * self.traits.token_s
+        seconds = self.world.step_s + rows * self.world.token_s
         self.clock.now += seconds * self.rng.uniform(0.5, 2.0)
 
     def has_ended(self, epoch: int) -> None:
@@ -301,13 +293,24 @@ class SlotRunner:
             step.due = self._ticks if step.epoch <= epoch else step.due
         self._complete()
 
-    def goes_on_from(self, entry: PlanEntry) -> int:
-        """Return the token from which a dropped entry's sequence is computed again: one with states
-        goes back to its last boundary."""
-        layout = self.kv._layout
-        if not layout.shape.states:
-            return entry.start
-        return state_group(self.kv)._open[entry.seq_id].base_block * layout.tokens_per_block
+    def fails_where_it_hurts(self, plan: StepPlan) -> bool:
+        """Return whether a step that seemed well fails when it is read, as the step behind it goes
+        on with other sequences, which must live on."""
+        here = {entry.seq_id for entry in plan.entries}
+        later = [entry for step in self.flying for entry in step.plan.entries]
+        goes_on = any(entry.start and entry.seq_id not in here for entry in later)
+        return goes_on and self.faults.fails_late()
+
+    def note_dropped(self, plan: StepPlan) -> None:
+        """Note that nothing of a step counts, as the one before it has failed."""
+        assert self.failed is not None
+        failed = {entry.seq_id for entry in self.failed.entries}
+        size = self.world.layout.tokens_per_block
+        for entry in plan.entries:
+            self.dropped[entry.seq_id] = entry.start + entry.count
+            if entry.seq_id not in failed and self.is_live(entry.seq_id):
+                self.spared += 1
+                self.set_back += self.states is not None and entry.start % size > 0
 
     def release_cache(self) -> None:
         """It keeps none."""
@@ -373,8 +376,8 @@ class SlotRunner:
     def _is_bad(self, entry: PlanEntry) -> bool:
         """Return whether a row is wrong: a broken model has none right; another one always knows
         what follows 0."""
-        if self.traits.model_is_broken or entry.seq_id == HEALTH_CHECK_ID:
-            return self.traits.model_is_broken
+        if self.world.model_is_broken or entry.seq_id == HEALTH_CHECK_ID:
+            return self.world.model_is_broken
         return self.faults.is_bad_row()
 
     def _compute(
@@ -384,9 +387,11 @@ class SlotRunner:
         it. spoilt: the rows are wrong, and must be seen by no request; also what follows them."""
         seq_id, start, end = entry.seq_id, entry.start, entry.start + entry.count
         tokens = self._tokens(entry)
+        dropped = self.dropped.pop(seq_id, start)
         spoilt = spoilt or None in tokens or seq_id in self._spoilt
         accesses = []
         for memory, buffer in zip(self.memories, buffers, strict=True):
+            memory.forget(buffer, start, dropped - start)
             last = SPOILT if spoilt else memory.slot(buffer, start - 1) if start else 0
             slots = slots_after(last, [token or 0 for token in tokens])
             life = self._lives[seq_id]
@@ -456,9 +461,8 @@ class SlotRunner:
             return Vector(vector(held))
         then: Token | RowError | None = None
         if entry.sampling is not None:
-            vocab = self.traits.vocab_size
-            wanted = next_token(held, entry.sampling.params.seed, vocab)
-            then = Token(told(wanted, state.histories[row], state.masks, row, vocab))
+            wanted = next_token(held, entry.sampling.params.seed, VOCAB)
+            then = Token(told(wanted, state.histories[row], state.masks, row, VOCAB))
             if state.masks is not None and row in state.masks.broken:
                 then = RowError(state.masks.broken[row])
         if entry.scoring is None:

@@ -21,7 +21,9 @@ from tests.simulation.clients import Client
 from tests.simulation.faults import SeedFailedError, SimulationError, TraceLine
 from tests.simulation.machine import Machine
 from tests.simulation.recall import Recall, Rules
-from tests.simulation.world import VOCAB, Traffic, World, draw_world
+from tests.simulation.switches import Settings, draw_settings, make_world
+from tests.simulation.traffic import Traffic
+from tests.simulation.world import VOCAB, World
 
 TRACE_LINES = 24
 DRAIN_ROUNDS = 12
@@ -38,22 +40,21 @@ class Simulation:
     def __init__(
         self,
         seed: int,
-        trace_lines: int | None = TRACE_LINES,
-        world: World | None = None,
-        groups: int = 1,
+        settings: Settings | None = None,
         *,
-        states: bool = False,
+        world: World | None = None,
+        trace_lines: int | None = TRACE_LINES,
     ) -> None:
-        """trace_lines: of the newest steps; None keeps all. world: else one is drawn, whose model
-        has so many kinds of layers. states: and recurrent ones."""
-        self.world = world or draw_world(Random(f"{seed} world"), groups, states=states)
+        """settings: else the seed's own. world: in place of theirs. trace_lines: of the newest
+        steps; None keeps all."""
+        self.settings = settings or draw_settings(seed)
+        self.world = world or make_world(seed, self.settings)
         self.trace: deque[TraceLine] = deque(maxlen=trace_lines)
         self.counts: Counter[str] = Counter(seeds=1)
         self._seed = seed
-        self._limits = self.world.engine.limits
-        self._traits = self.world.traffic
+        self._limits = self.world.limits
         self._rng = Random(f"{seed} clients")
-        self._traffic = Traffic(self._traits, Random(f"{seed} traffic"), self._limits.max_model_len)
+        self._traffic = Traffic(self.world, Random(f"{seed} traffic"))
         self._clients: dict[int, Client] = {}
         self._recalls = {HEALTH_CHECK_ID: Recall((0,), 0, VOCAB)}
         self._live: dict[int, Client] = {}
@@ -62,13 +63,12 @@ class Simulation:
         self._machine = Machine(seed, self.world, self._hear, lambda number: self._recalls[number])
         self._weather = Random(f"{seed} pressure")
         self._pressure = PressureLevel.NORMAL
-        self._company = Random(f"{seed} other models")
-        self._limit_rate = self._company.choice((0.0, 0.0, 0.01, 0.2))
-        self._was_limited = False
         """The memory pressure that the engine knows."""
+        self._company = Random(f"{seed} other models")
+        self._was_limited = False
         self._agenda: list[tuple[float, int, int | None]] = []
         """(time, number, the request to abort): None is an arrival."""
-        self._agenda += [(time, number, None) for number, time in enumerate(self._traits.arrivals)]
+        self._agenda += [(time, number, None) for number, time in enumerate(self.world.arrivals)]
         self._told: set[int] = set()
         """Requests whose abort the next step must see."""
         self._said: list[TokenEvent] = []
@@ -88,8 +88,9 @@ class Simulation:
         try:
             self._run()
         except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
             trace = "\n".join(str(line) for line in self.trace)
-            raise SeedFailedError(self._seed, f"{type(error).__name__}: {error}", trace) from error
+            raise SeedFailedError(self._seed, self.settings, reason, trace) from error
         self._count()
         return self.counts
 
@@ -109,7 +110,7 @@ class Simulation:
                 raise
             self.counts["engines ended by their memory"] += 1
         except ModelFailedError:
-            if not self.world.device.model_is_broken:
+            if not self.world.model_is_broken:
                 raise
             self.counts["engines ended by their model"] += 1
 
@@ -121,7 +122,7 @@ class Simulation:
         self._do_due()
         self._deliver()
         worked = self._step()
-        if self._rng.random() >= self._traits.late_delivery_rate:
+        if not self._happens(self.world.late_delivery_rate):
             self._deliver()
         for request_id, client in list(self._reading.items()):
             client.read_some(self._round)
@@ -136,12 +137,12 @@ class Simulation:
 
     def _change_limit(self) -> None:
         """Let other models take memory of K and V, or give it back."""
-        self._was_limited = self._company.random() < self._limit_rate
+        self._was_limited = self._company.random() < self.world.limit_rate
         if self._was_limited:
             self._limit(self._company.choice((0.0, 0.5, 1.0)))
 
     def _limit(self, part: float) -> None:
-        budget_bytes = self.world.engine.budget_bytes
+        budget_bytes = self.world.budget_bytes
         self._machine.loop.mailbox.put(SetKVLimit(int(part * budget_bytes), self._check_limit))
         self.counts["limits of K and V"] += 1
 
@@ -190,7 +191,7 @@ class Simulation:
         if machine.scheduler.holds_back != self._holds_back:
             raise SimulationError(f"let in one by one: {machine.scheduler.holds_back}")
         # Under a limit, a block that stays mapped is taken in place of one that is forgotten.
-        limited = self._limit_rate > 0 and not machine.memory.maps_while_running
+        limited = self.world.limit_rate > 0 and not machine.memory.maps_while_running
         limited = limited or self._was_limited
         if machine.begun == begun and not machine.unfriendly and not limited:
             self._check_forgotten(machine.kv.stats().evicted_blocks - evicted, idle_since)
@@ -209,8 +210,7 @@ class Simulation:
             self._step()
             if self._machine.runner.newest is not None and not self._tries_model:
                 raise SimulationError("a step is run for nobody")
-            engine = self.world.engine
-            self._machine.clock.now += engine.idle_release_s + engine.prefix_keep_s
+            self._machine.clock.now += self.world.idle_release_s + self.world.prefix_keep_s
 
     @property
     def _tries_model(self) -> bool:
@@ -235,28 +235,32 @@ class Simulation:
         self._machine.loop.mailbox.put(request)
 
     def _add_client(self, request: Request, number: int, params: SamplingParams) -> None:
-        rng, traits = self._rng, self._traits
-        slow = rng.random() < traits.slow_reader_rate
-        leaves = rng.random() < traits.abort_rate
-        leaves_after = rng.randint(1, max(1, params.max_tokens)) if leaves else None
+        world, most = self.world, params.max_tokens
+        aborted = self._happens(world.abort_rate)
+        stops = not aborted and self._happens(world.stop_string_rate)
+        slow = self._happens(world.slow_reader_rate)
         client = Client(
             request,
             number,
             Recall(request.prompt_ids, params.seed, VOCAB, Rules(request, params, VOCAB)),
-            TokenStream(request, number, self._abort, traits.max_backlog, asyncio.Event()),
+            TokenStream(request, number, self._abort, world.max_backlog, asyncio.Event()),
             self._limits.max_model_len,
-            traits.max_backlog,
-            pace=rng.choice((0, 5, 20)) if slow else 1,
-            leaves_after=leaves_after if rng.random() < 0.3 else None,
+            world.max_backlog,
+            pace=self._rng.choice((0, 5, 20)) if slow else 1,
+            leaves_after=self._rng.randint(1, max(1, most)) if stops else None,
         )
         self._clients[number] = self._live[number] = self._reading[number] = client
         self._recalls[number] = client.recall
         self.counts["requests"] += 1
         self.counts["forks"] += number != request.request_id
-        if leaves and client.leaves_after is None:
+        if aborted:
+            rng = self._rng
             delay = rng.choice((0.0, rng.expovariate(100), rng.expovariate(5)))
             time = self._machine.clock.now + delay
-            heappush(self._agenda, (time, len(traits.arrivals) + number, number))
+            heappush(self._agenda, (time, len(world.arrivals) + number, number))
+
+    def _happens(self, rate: float) -> bool:
+        return self._rng.random() < rate
 
     def _abort(self, request_id: int) -> None:
         """Tell the engine that a stream was closed before its end."""
@@ -307,7 +311,7 @@ class Simulation:
         """Check that, where no memory goes back, a prefix is forgotten only after a pause, or for a
         block that is mapped at once. evicted: blocks, in a step that mapped none."""
         machine = self._machine
-        kept = self.world.engine.prefix_keep_s
+        kept = self.world.prefix_keep_s
         was_idle = idle_since is not None and machine.clock.now - idle_since >= kept
         if evicted and not was_idle and machine.memory.releases is Releases.NOTHING:
             raise SimulationError("prefixes were forgotten, and no memory goes back for it")
@@ -357,7 +361,7 @@ class Simulation:
         """Check that the engine emits something from time to time while a request waits."""
         self._quiet = 0 if self._said or not self._live else self._quiet + 1
         self.counts["longest quiet"] = max(self.counts["longest quiet"], self._quiet)
-        chunks = 1 + self._limits.max_model_len // self.world.engine.min_budget_tokens
+        chunks = 1 + self._limits.max_model_len // self.world.min_budget_tokens
         if self._quiet > 200 + 60 * chunks + 4 * self._machine.memory.faults.refused:
             raise SimulationError(f"{self._quiet} steps and no event")
 
@@ -367,7 +371,7 @@ class Simulation:
             client.check_end()
         self._machine.check_returned()
         is_calm = not self._machine.unfriendly and not self._machine.faults.failed_at
-        if self.world.device.model_is_broken and self._machine.runner.bad_rows and is_calm:
+        if self.world.model_is_broken and self._machine.runner.bad_rows and is_calm:
             raise SimulationError("a model that computes nothing served to the end")
         self._check_waste()
         counters, bad_rows = self._machine.scheduler.counters, len(self._machine.runner.bad_rows)
@@ -418,6 +422,8 @@ class Simulation:
                 "failed steps": len(machine.faults.failed_at),
                 "refusals": machine.memory.faults.refused,
                 "rows wasted": counters.wasted_rows,
+                "sequences of dropped steps": machine.runner.spared,
+                "states set back": machine.runner.set_back,
                 "steps that waited for tokens": machine.runner.waited,
             }
         )
