@@ -148,6 +148,7 @@ SWITCHES = (
     Switch("broken-model", one_in(50), "model_is_broken"),
     # The requests.
     Switch("turns", (0.0, 0.2, 0.5), "turn_rate"),
+    Switch("repeats", (0.0, 0.1, 0.5), "repeat_rate"),
     Switch("forks", (0.0, 0.1, 0.3), "fork_rate"),
     Switch("tenants", (0, 0, 1, 2, 3, 4), _tenants),
     Switch("priorities", (0.0, 0.0, 0.2), "priority_rate"),

@@ -27,7 +27,7 @@ class Traffic:
         """Return a request. past: earlier ones, with all tokens that they have by now."""
         if past and self._happens(self._world.turn_rate):
             request = self._draw_turn(*self._rng.choice(past[-8:]))
-        elif past and self._happens(self._world.fork_rate / 4):
+        elif past and self._happens(self._world.repeat_rate):
             request = self._repeated(self._rng.choice(past[-4:])[0])
         else:
             request = self._draw_fresh()

@@ -80,6 +80,8 @@ class World:
     system_prompts: tuple[tuple[int, ...], ...] = ((),)
     salts: tuple[PrefixSalt, ...] = (PrefixSalt(),)
     turn_rate: float = 0.0
+    repeat_rate: float = 0.0
+    """Prompts that one of the last four had as well."""
     fork_rate: float = 0.0
     priority_rate: float = 0.0
     scoring_rate: float = 0.0
