@@ -102,7 +102,6 @@ NIGHTLY = (
     Gate("wheels", "make -C tests/install wheels PYTHONS=3.11 MACHINES=x86_64", limit_min=60),
     Gate("wheel-root", "make -C tests/install roots", after=("wheels",), limit_min=60),
     Gate("abuse-crowd", f"{PYTHON} tests.abuse.crowd", cores=2),
-    Gate("abuse-shutdown", f"{PYTHON} tests.abuse.shutdown", cores=2),
     Gate("abuse-soak", f"{PYTHON} tests.abuse.soak", cores=2, limit_min=60),
     Gate("abuse-costs", f"{PYTHON} tests.abuse.costs", cores=2),
     Gate("swaps", f"{PYTHON} tests.abuse.swaps", cores=2, limit_min=60),
