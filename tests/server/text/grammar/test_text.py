@@ -269,6 +269,21 @@ async def test_a_tool_without_a_schema_takes_any_object(
         assert takes(constraint, tokenizer, call.replace("3", value))
 
 
+STRING_OF_3 = {"type": "string", "maxLength": 3}
+DEFINITIONS = {
+    "text": STRING_OF_3,
+    "a/b": {"$ref": "#/$defs/text"},
+    "null": {"type": "null"},
+    "nothing": {"$ref": "#/$defs/null"},
+}
+STRINGS_OR_NULL = (
+    {"type": ["string", "null"], "maxLength": 3},
+    {"anyOf": [STRING_OF_3, {"type": "null"}]},
+    {"oneOf": [{"type": "null"}, False, {"$ref": "#/$defs/text"}], "type": ["string", "null"]},
+    {"anyOf": [{"$ref": "#/$defs/text"}, {"$ref": "#/$defs/nothing"}]},
+)
+
+
 @pytest.mark.parametrize(
     ("schema", "texts", "others"),
     [
@@ -278,12 +293,26 @@ async def test_a_tool_without_a_schema_takes_any_object(
         ({"enum": ["a", "2", 3, None]}, ["a", "3", "null"], ["2", "4", "b"]),
         ({"type": ["string", "array"]}, ['["a"]', "a]", "1"], ["[", "[a]"]),
         ({"type": "string", "enum": ["x\ny", ""]}, ["x\ny", ""], ["x", "y"]),
+        ({"$ref": "#/$defs/a~1b"}, ["abc", ""], ["abcd"]),
+        ({"$ref": "#/$defs/a~1b", "minLength": 2}, ["ab"], ["a", "abcd"]),
+        ({"allOf": [STRING_OF_3, {"type": "string"}, True]}, ["abc"], ["abcd"]),
+        ({"const": 'a"'}, ['a"'], ["b"]),
+        ({"type": "string", "pattern": "b+"}, ["abc"], ["ac"]),
+        ({"type": "string", "pattern": "^b+$"}, ["bb"], ["abb", "bba"]),
+        ({"type": "string", "pattern": "^[$^]\\$"}, ["$$x"], ["x$$"]),
+        ({"type": "string", "pattern": "\\d/(a|b)$"}, ["x1/a"], ["1/ax"]),
+        ({"type": "string", "format": "date"}, ["soon"], []),
+        ({"type": "number"}, ["1.5", "-2"], ["1e999", "x"]),
+        ({"type": "number", "maximum": 3}, ["3"], ["4"]),
+        ({"const": 1.5}, ["1.5"], ["1", '"1.5"']),
+        *((schema, ["abc", "", "null"], ["abcd", "None"]) for schema in STRINGS_OR_NULL),
     ],
 )  # fmt: skip
-async def test_values_of_several_types_are_what_their_reader_takes_them_for(
+async def test_a_value_is_what_its_reader_takes_it_for_and_of_its_schema(
     tokenizer: Tokenizer, schema: Any, texts: list[str], others: list[str]
 ) -> None:
-    parameters = {"type": "object", "properties": {"city": schema, "days": {}}}
+    properties = {"city": schema, "days": {}}
+    parameters = {"type": "object", "properties": properties, "$defs": DEFINITIONS}
     spec = calls(Tool("place", parameters=parameters), tool_format=ToolFormat.XML)
     constraint = await compiled(tokenizer, spec)
     for text in texts:

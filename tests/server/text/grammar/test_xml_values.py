@@ -9,8 +9,6 @@ from server.text.grammar.xml_values import (
     READS_AS,
     JsonText,
     Parameter,
-    RawText,
-    lark_string,
     xml_parameters,
 )
 
@@ -102,13 +100,6 @@ def test_what_need_not_be_enforced_is_left_out(schema: dict[str, Any], left: str
 # --- which forms -------------------------------------------------------------------------------
 
 
-def test_references_to_strings_are_followed() -> None:
-    definitions = {"a/b": STRING_OF_3, "c~d": {"$ref": "#/$defs/a~1b"}}
-    assert forms({"$ref": "#/$defs/c~0d"}, **{"$defs": definitions}) == forms(STRING_OF_3)
-    both = {"$ref": "#/$defs/c~0d", "minLength": 2}
-    assert forms(both, **{"$defs": definitions}) == [RawText(("/(?s:.{0,3})/", "/(?s:.{2,})/"))]
-
-
 @pytest.mark.parametrize(
     "reference", ["#/$defs/none", "#/$defs/a/items", "#/$defs/self", "#/$defs/one"]
 )
@@ -123,34 +114,6 @@ def test_references_that_lead_nowhere_are_refused(reference: str) -> None:
     assert refused(schema) == "$ref at #/properties/a cannot be followed"
 
 
-def test_a_number_stays_one_for_those_who_read_float64() -> None:
-    assert forms({"type": "number"}) == [
-        JsonText({"minimum": -(2**53), "maximum": 2**53, "type": "number"})
-    ]
-    (bounded,) = forms({"type": "number", "maximum": 3})
-    assert bounded.schema["maximum"] == 3
-    assert forms({"const": 1.5}) == [JsonText({"const": 1.5})]
-
-
-@pytest.mark.parametrize(
-    ("schema", "terms"),
-    [
-        ({"const": "a"}, ['("a")']),
-        ({"enum": ["a", 'b"\n']}, ['("a" | "b\\"\\n")']),
-        ({"type": "string", "pattern": "b+"}, ["/(?s:.*)(?:b+)(?s:.*)/"]),
-        ({"type": "string", "pattern": "^b+$"}, ["/(?:b+)/"]),
-        ({"type": "string", "pattern": "^[$^]\\$"}, ["/(?:[$^]\\$)(?s:.*)/"]),
-        ({"type": "string", "pattern": "\\d/(a|b)$"}, ["/(?s:.*)(?:[0-9]\\/(a|b))/"]),
-        ({"type": "string", "format": "date"}, []),
-        ({"allOf": [STRING_OF_3, {"type": "string"}, True]}, ["/(?s:.{0,3})/"]),
-    ],
-)
-def test_what_a_schema_says_of_a_string_holds_for_its_raw_text(
-    schema: Any, terms: list[str]
-) -> None:
-    assert forms(schema) == [RawText(tuple(terms))]
-
-
 @pytest.mark.parametrize("pattern", ["^a|b$", "a|b$", "a^b", "a$b", "(^a)"])
 def test_patterns_with_anchors_within_are_refused(pattern: str) -> None:
     assert "pattern" in of_value({"type": "string", "pattern": pattern})
@@ -162,30 +125,6 @@ def test_branches_beside_other_keywords_are_refused_for_strings() -> None:
 
 
 # --- both --------------------------------------------------------------------------------------
-
-
-STRING_OR_NULL = [
-    RawText(("/(?s:.{0,3})/", f"~/{READS_AS['null']}/")),
-    RawText(("/null/",)),
-]
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": ["string", "null"], "maxLength": 3},
-        {"anyOf": [STRING_OF_3, {"type": "null"}]},
-        {"oneOf": [{"type": "null"}, False, {"$ref": "#/$defs/text"}], "type": ["string", "null"]},
-        {"anyOf": [{"$ref": "#/$defs/text"}, {"$ref": "#/$defs/nothing"}]},
-    ],
-)
-def test_a_string_or_null_is_raw_text_that_does_not_read_as_null(schema: Any) -> None:
-    definitions = {
-        "text": STRING_OF_3,
-        "nothing": {"$ref": "#/$defs/null"},
-        "null": {"type": "null"},
-    }
-    assert forms(schema, **{"$defs": definitions}) == STRING_OR_NULL
 
 
 @pytest.mark.parametrize("keyword", ["minimum", "multipleOf", "exclusiveMaximum"])
@@ -220,7 +159,3 @@ def test_what_is_kept_from_strings_is_what_the_reader_takes_for_another_type(
         read_as_string = as_json(text, STRING | {kind}).startswith('"')
         if not read_as_string:
             assert kind in kinds
-
-
-def test_lark_strings_have_no_raw_control_characters() -> None:
-    assert lark_string('a"\n\x7fé') == '"a\\"\\n\\u007fé"'
