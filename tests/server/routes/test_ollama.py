@@ -74,7 +74,10 @@ async def test_who_looks_for_a_model_finds_what_it_can_do(http: httpx2.AsyncClie
         assert (head.status_code, head.content) == (200, b"")
 
 
-@pytest.mark.parametrize("body", [{}, {"name": MODEL}, {"model": f"{MODEL}:latest"}])
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"name": MODEL}, {"model": f"{MODEL}:latest"}, {"model": MODEL, "name": "nobody"}],
+)
 async def test_a_model_is_shown_by_all_of_its_names(http: httpx2.AsyncClient, body: Json) -> None:
     response = await http.post("/api/show", json=body)
     assert (response.status_code, response.json()["details"]["format"]) == (200, "safetensors")

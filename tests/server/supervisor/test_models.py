@@ -266,6 +266,7 @@ async def test_a_model_that_can_never_fit_is_not_listed_and_says_why(several: Ma
     async with served(models) as (_, client):
         listed = (await client.get("/v1/models")).json()["data"]
         assert [entry["id"] for entry in listed] == ["a", "b"]
+        assert (await client.get("/v1/models/c")).status_code == 404
         message = (await ask(client, "c")).json()["error"]["message"]
         assert "needs 320 bytes, and all models together may have 260" in message
 
