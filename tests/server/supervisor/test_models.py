@@ -495,6 +495,12 @@ def test_a_long_time_counts_and_a_short_one_only_where_nobody_else_came_since() 
     assert keep.until == math.inf
 
 
+def test_a_default_may_be_for_ever() -> None:
+    keep = KeepAlive(-1.0)
+    keep.used(b"one", 100.0, None)
+    assert keep.until == math.inf
+
+
 @pytest.mark.parametrize("more", [1, 2, 10, 100, 1000, 10_000])
 def test_of_many_clients_those_are_remembered_that_want_the_model_for_longest(more: int) -> None:
     keep = KeepAlive(60.0)
