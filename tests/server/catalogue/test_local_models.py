@@ -200,6 +200,12 @@ def test_what_cannot_be_served_is_listed_with_its_reason(
     assert found.size_bytes > 0
 
 
+def test_a_model_without_a_tokenizer_is_listed_as_such(tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "tiny")
+    (tmp_path / "tiny/tokenizer.json").unlink()
+    assert one(tmp_path / "tiny").problem == "tokenizer.json: the file does not exist"
+
+
 def test_a_nested_config_says_what_matrices_are_stored_as(tmp_path: Path) -> None:
     folder = write_hybrid(tmp_path / "hybrid", hub=True, dtype="bfloat16")
     found = one(folder)

@@ -31,7 +31,7 @@ from tests.server.harness import eventually
 from tests.server.ray.local_replicas import LocalReplicas, sent_form, shared
 
 WAIT_S = 10.0
-SILENCE_S = 0.5
+SILENCE_S = 1.5
 PROMPT = tuple(range(100, 180))
 
 
