@@ -110,6 +110,11 @@ class AccessSection(Section):
     allowed_origins: Names = ()
     allow_browser_extensions: bool = False
 
+    @property
+    def first_key(self) -> str:
+        """The key for requests of quire itself, or "" if no key is needed."""
+        return self.api_keys[0].get_secret_value() if self.api_keys else ""
+
 
 class PromptsSection(Section):
     """The settings for turning conversations into prompts."""

@@ -44,18 +44,14 @@ class FolderReader:
         call = (work, folder, arguments)
         known = self._known.get(call)
         if known is None or known[0] != state:
-            known = self._known[call] = state, self._called(work, folder, arguments)
+            try:
+                result = self.process.call(LIMITS, work, str(folder), *arguments)
+            except LimitError as error:
+                result = CheckpointError(f"{folder}: its files cannot be read: {error}")
+            known = self._known[call] = state, result
         if isinstance(known[1], CheckpointError):
             raise known[1].with_traceback(None)
         return known[1]
-
-    def _called(
-        self, work: Callable[..., Any], folder: Path, arguments: tuple[Any, ...]
-    ) -> Any | CheckpointError:
-        try:
-            return self.process.call(LIMITS, work, str(folder), *arguments)
-        except LimitError as error:
-            return CheckpointError(f"{folder}: its files cannot be read: {error}")
 
 
 def reading_process() -> Child:

@@ -50,12 +50,8 @@ from server.catalogue.names import ModelNotFoundError, nearest
 SMALL_FILES = ("*.json", "*.jinja", "*.txt")
 # Patterns of the files that contain a model's kind, size and task.
 CONFIG_FILES = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors.index.json",
-    "modules.json",
-    ADAPTER_FILE,
-    "*/config.json",
+    *("config.json", "generation_config.json", "model.safetensors.index.json", "modules.json"),
+    *("*/config.json", ADAPTER_FILE),
 )
 
 
@@ -92,14 +88,10 @@ class FoundModel:
         except Exception as error:
             raise not_given(self.asked, self.repository, error) from error
 
-    def check_room(self) -> None:
-        """Raise ModelNotFoundError if the disk has no room for the missing files."""
-        _check_room(self.asked, self.missing_bytes)
-
     def fetch_weights(self) -> None:
         """Download the missing weights. Raises ModelNotFoundError for any failure."""
         assert self.repository is not None
-        self.check_room()
+        check_room(self.asked, self.missing_bytes)
         try:
             commit, names = self.folder.name, [file.path for file in self.missing]
             fetch_files(self.repository, commit, _weight_files(self.repository, commit, names))
@@ -156,7 +148,7 @@ def _fetch_matching(repository: str, commit: str, patterns: Sequence[str]) -> Pa
             raise DownloadError(f"{path}: it has {sizes[path]} bytes, and is no file of weights")
     folder = repository_folder(repository) / SNAPSHOTS / commit
     missing_bytes = sum(sizes[path] for path in small if not (folder / path).exists())
-    _check_room(repository, missing_bytes)
+    check_room(repository, missing_bytes)
     with disable_progress_bars():
         return Path(
             snapshot_download(
@@ -190,7 +182,8 @@ def _listed(repository: str, commit: str) -> list[RepoFile]:
     return check_files(file for file in listed if isinstance(file, RepoFile))
 
 
-def _check_room(name: str, missing_bytes: int) -> None:
+def check_room(name: str, missing_bytes: int) -> None:
+    """Raise ModelNotFoundError if the disk has no room for the missing files."""
     cache = cache_folder()
     free = free_bytes(next(folder for folder in (cache, *cache.parents) if folder.exists()))
     if missing_bytes > free:

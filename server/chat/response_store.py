@@ -1,6 +1,5 @@
 """Keep the newest responses in memory, so that clients can read or continue a response by id."""
 
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,6 @@ from server.protocol.wire_errors import ApiError, invalid
 from server.text.conversation import Conversation
 from server.text.newest import Newest
 
-ID_BYTES = 12
 WIRE_ITEM: TypeAdapter[Any] = TypeAdapter(WireItem)
 
 
@@ -123,10 +121,6 @@ class ResponseStore:
 def read_item(item: Json) -> Item:
     wire: Item = WIRE_ITEM.validate_python(item)
     return wire
-
-
-def items_with_ids(items: Iterable[Item]) -> tuple[Json, ...]:
-    return tuple(item.stored_form(secrets.token_hex(ID_BYTES)) for item in items)
 
 
 def _not_stored() -> ApiError:

@@ -167,7 +167,8 @@ def serve(
     """Serve a model, or several, to OpenAI, Anthropic and Ollama clients."""
     with one_sentence():
         tables = with_further(flags_of(flags), further or ())
-        if read_settings(config, tables).log.format == "text":
+        settings = read_settings(config, tables)
+        if settings.log.format == "text":
             # Serve even if this line cannot be written.
             with suppress(OSError):
                 say(f"loading {', '.join(models or ())}".rstrip())
@@ -182,9 +183,9 @@ def serve(
                 from server.cli.serve_models import serve_models
 
             if models is not None and len(models) == 1:
-                serve_model(models[0], config, tables, reading)
+                serve_model(models[0], settings, reading)
             else:
-                serve_models(models or (), config, tables, reading)
+                serve_models(models or (), settings, reading)
 
 
 def _echo_suggestions(config: Path | None, **machine: str | None) -> None:
@@ -308,8 +309,7 @@ def doctor(
         ),
     ] = False,
     forget_faults: Annotated[
-        bool,
-        typer.Option(help="Forget what backends have done here before, whatever they do now."),
+        bool, typer.Option(help="Forget what backends have done here before, whatever they do now.")
     ] = False,
     first_hour: Annotated[
         bool,

@@ -146,8 +146,7 @@ def find_server(url: str | None, key: str | None, model: str | None) -> RunningS
     from server.cli.running import server_address
 
     settings = read_settings(None, {})
-    keys = settings.access.api_keys
-    key = key or (keys[0].get_secret_value() if keys else ANY_KEY)
+    key = key or settings.access.first_key or ANY_KEY
     url = (url or server_address(settings)).rstrip("/").removesuffix("/v1")
     models = {str(entry["id"]): entry for entry in models_of(url, key)}
     if not models:

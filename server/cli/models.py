@@ -15,7 +15,7 @@ from engine.models.checkpoint import Checkpoint
 from kvcache.kv_backends import KVBackendChoice
 from kvcache.memory_budget import gib
 from server.catalogue.folder_reader import FolderReader
-from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model, free_bytes
+from server.catalogue.hub import CONFIG_FILES, FoundModel, check_room, find_model, free_bytes
 from server.catalogue.hub_cache import (
     cache_folder,
     folders_in,
@@ -225,7 +225,7 @@ def pull_model(
         checkpoint = checkpoint_of(wanted, settings)
         _describe(wanted, checkpoint, reader, echo)
         _check_memory(settings, checkpoint, echo, force=force)
-        wanted.check_room()
+        check_room(wanted.asked, wanted.missing_bytes)
         if dry_run:
             return
         wanted.fetch_small_files()

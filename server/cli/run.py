@@ -141,9 +141,8 @@ def _server(name: str, settings: Config, file: Path | None) -> Iterator[tuple[st
     """Yield a server's address and the model's name there. The server is a running quire that
     serves the model, or else a new process that ends with the block. Raises StartError."""
     url, wanted = server_address(settings), aliases().get(name, DEMO_ID if name == DEMO else name)
-    keys = settings.access.api_keys
     try:
-        served = models_of(url, keys[0].get_secret_value() if keys else ANY_KEY)
+        served = models_of(url, settings.access.first_key or ANY_KEY)
     except LaunchError:
         served = []
     if any((each["id"], each.get("owned_by")) == (wanted, "quire") for each in served):

@@ -65,8 +65,8 @@ def server_address(settings: Config) -> str:
 
 def client_of(settings: Config, url: str) -> httpx2.Client:
     """Return an HTTP client for a server that has these settings."""
-    keys = settings.access.api_keys
-    headers = {"Authorization": f"Bearer {keys[0].get_secret_value()}"} if keys else {}
+    key = settings.access.first_key
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = httpx2.Timeout(STOP_TIMEOUT_S, connect=ASK_TIMEOUT_S)
     # No proxy: the environment's proxies are meant for other machines.
     return httpx2.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)

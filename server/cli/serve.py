@@ -6,7 +6,6 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import distributions
-from pathlib import Path
 
 import structlog
 
@@ -25,8 +24,7 @@ from server.cli.banner import announce
 from server.cli.log import configure_log
 from server.cli.model_files import ModelFiles, read_model
 from server.cli.salt_secret import salt_secret
-from server.cli.settings import read_settings
-from server.config import Config, StartError, Tables, engine_config
+from server.config import Config, StartError, engine_config
 from server.http.app import freeze_objects
 from server.http.guards.keys import check_access, only_this_machine
 from server.http.listener import reserve, reserved_for_ollama
@@ -60,11 +58,11 @@ class KVBackendFailedError(EngineError):
     exit_code = 4
 
 
-def serve_model(name: str, file: Path | None, flags: Tables, reading: Child | None = None) -> None:
+def serve_model(name: str, settings: Config, reading: Child | None = None) -> None:
     """Serve one model until a signal arrives. reading: as for ``read_model``. Raises StartError."""
     use_one_arena()
     raise_descriptor_limit()  # before the engine opens file descriptors for its memory
-    settings = checked_settings(file, flags)
+    begin_serving(settings)
     salts = Salts(salt_secret(settings.access.salt_secret_file))
     with (
         reserve(settings.server.host, settings.server.port) as listener,
@@ -73,14 +71,12 @@ def serve_model(name: str, file: Path | None, flags: Tables, reading: Child | No
         serve_on(listener, settings, salts, read_model(name, settings, reading), others=others)
 
 
-def checked_settings(file: Path | None, flags: Tables) -> Config:
-    """Read and check a server's settings, and configure the log. Raises StartError."""
-    settings = read_settings(file, flags)
+def begin_serving(settings: Config) -> None:
+    """Configure the log, and check a server's settings. Raises StartError."""
     configure_log(settings.log)
     if (strangers := neighbours()) is not None:
         log.warning(strangers)
     check_access(settings)
-    return settings
 
 
 def neighbours() -> str | None:

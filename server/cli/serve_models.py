@@ -27,14 +27,14 @@ from server.catalogue.lookup import InFolder, OnHub, look_up
 from server.cli.banner import announce_several
 from server.cli.model_files import EMBEDS, ModelError, facts_of, model_errors
 from server.cli.models import Machine
-from server.cli.serve import STOP_TIMEOUT_S, checked_settings, keep_awake
-from server.config import Config, StartError, Tables, engine_config
+from server.cli.serve import STOP_TIMEOUT_S, begin_serving, keep_awake
+from server.config import Config, StartError, engine_config
 from server.http.listener import reserve, reserved_for_ollama
 from server.http.server import serve_app
 from server.protocol.ollama.answer import ModelFacts, capabilities
 from server.supervisor.app import create_front
 from server.supervisor.front import Front
-from server.supervisor.models import Abilities, MemoryNeeds, ModelSupervisor
+from server.supervisor.models import MemoryNeeds, ModelSupervisor
 from server.supervisor.process import IDLE_CONNECTION_S, LoadError, ModelProcess, Start
 
 # Memory that Python and libraries take in a model's process, which no plan includes.
@@ -51,12 +51,10 @@ NAMED_PROBLEMS = 3
 log = structlog.get_logger("quire")
 
 
-def serve_models(
-    names: Sequence[str], file: Path | None, flags: Tables, reading: Child | None = None
-) -> None:
+def serve_models(names: Sequence[str], settings: Config, reading: Child | None = None) -> None:
     """Serve models until a signal arrives. names: the models' names; if empty, all models on this
     disk are served. reading: the process in which a FolderReader reads. Raises StartError."""
-    settings = checked_settings(file, flags)
+    begin_serving(settings)
     with (
         reserve(settings.server.host, settings.server.port) as listener,
         reserved_for_ollama(settings.server) as others,
@@ -131,7 +129,14 @@ class Disk:
         self._given = [place.folder for place in places if isinstance(place, InFolder)]
 
     def models(self) -> list[LocalModel]:
-        return self._served(self._all())
+        """Return the models that can be served, of those that were named."""
+        places = self._named.values()
+        return [
+            model
+            for model in self._all()
+            if model.problem is None
+            and (not places or any(_is_at(place, model) for place in places))
+        ]
 
     def checked(self) -> list[LocalModel]:
         """Return ``models()``. Raises ModelError if a named model cannot be served, or none can."""
@@ -148,7 +153,7 @@ class Disk:
                 f"there is no model on this disk that can be served{why}: `quire pull ORG/NAME` "
                 "fetches one, and `quire serve demo` needs none"
             )
-        return self._served(models)
+        return self.models()
 
     def _all(self) -> list[LocalModel]:
         """Return all models in the configured folders, the hub's cache, and the command line's
@@ -160,15 +165,6 @@ class Disk:
             more = local_models(given, hub=False, reader=reader)
             models |= {model.name: model for model in more}
         return [models[name] for name in sorted(models, key=str.lower)]
-
-    def _served(self, models: Iterable[LocalModel]) -> list[LocalModel]:
-        places = self._named.values()
-        return [
-            model
-            for model in models
-            if model.problem is None
-            and (not places or any(_is_at(place, model) for place in places))
-        ]
 
 
 def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:
@@ -222,7 +218,7 @@ class ModelOnDisk:
     def facts(self) -> ModelFacts:
         return facts_of(self.local)
 
-    def abilities(self) -> Abilities:
+    def abilities(self) -> tuple[tuple[str, ...], str]:
         """Tell from the chat template whether the model calls tools or thinks. Raises LoadError."""
         try:
             with self.templates as reader:
@@ -231,8 +227,7 @@ class ModelOnDisk:
             raise LoadError(str(error)) from error
         if problem:
             raise LoadError(problem)
-        names = capabilities(embeds=self.local.embeds, calls=calls, thinks=thinks)
-        return Abilities(names, text)
+        return capabilities(embeds=self.local.embeds, calls=calls, thinks=thinks), text
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
         """Start the model's process. kv_bytes: initial memory limit of K and V. Raises OSError."""

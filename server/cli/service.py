@@ -214,7 +214,7 @@ class Launchd:
     def install(self, definition: ServiceDefinition) -> str:
         """Load the agent, after an earlier agent has ended. Return a sentence for the user."""
         self._end(definition.stop_timeout_s)
-        _write(self._file, plist(definition))
+        _write(self._file, plist(definition).decode())
         definition.folder.mkdir(parents=True, exist_ok=True)
         _run("launchctl", "enable", self._name)
         _run("launchctl", "bootstrap", self._domain, str(self._file))
@@ -288,7 +288,7 @@ class Systemd:
 
     def install(self, definition: ServiceDefinition) -> str:
         """Start the unit; replace an earlier unit. Return a sentence for the user."""
-        _write(self._file, unit(definition).encode())
+        _write(self._file, unit(definition))
         _run(*USER, "daemon-reload")
         _run(*USER, "enable", UNIT)
         _run(*USER, "restart", UNIT)
@@ -331,13 +331,11 @@ def quoted(word: str) -> str:
     return f'"{text}"'.replace("%", "%%").replace("$", "$$")
 
 
-def _write(file: Path, text: bytes) -> None:
+def _write(file: Path, text: str) -> None:
     """Write a service's file of mode 0600: the command's arguments may be secrets."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.unlink(missing_ok=True)
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(text)
+        write_private(file, text)
     except OSError as error:
         raise ServiceError(f"{file}: {error.strerror}") from error
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,27 +67,22 @@ KINDS = {
 }
 
 
-def home_file() -> Path | None:
-    """Return the user's settings file, existing or not; None if the user has no home folder."""
+def own_settings_file() -> Path:
+    """Return the user's settings file, existing or not. Raises SettingError without a home."""
     try:
         return config_folder() / SETTINGS_FILE
-    except RuntimeError:
-        return None
-
-
-def own_settings_file() -> Path:
-    """Like ``home_file``, but raises SettingError if the user has no home folder."""
-    file = home_file()
-    if file is None:
-        raise SettingError("there is no home folder for settings: set XDG_CONFIG_HOME, or --config")
-    return file
+    except RuntimeError as error:
+        text = "there is no home folder for settings: set XDG_CONFIG_HOME, or --config"
+        raise SettingError(text) from error
 
 
 def read_settings(file: Path | None, flags: Tables) -> Config:
     """Read the settings of a command. file: None means the user's own file, if that exists. Raises
     SettingError, which names the bad setting, and its file or the environment."""
     from_file: Tables = {}
-    path = file or home_file()
+    path = file
+    with suppress(SettingError):
+        path = file or own_settings_file()
     try:
         if path is not None and (file is not None or path.exists()):
             from_file = read_file(path)

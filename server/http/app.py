@@ -22,6 +22,7 @@ from server.http.guards.hosts import AllowedHosts, AllowedOrigins, HostGuard, Or
 from server.http.guards.keys import KeyGuard, Keys
 from server.http.observer import RequestObserver
 from server.metrics.answer_times import RecentRequests
+from server.protocol.answers import Json
 from server.routes import (
     completions,
     embeddings,
@@ -32,7 +33,7 @@ from server.routes import (
     responses,
     tokenize,
 )
-from server.routes.openapi import DescribedApp
+from server.routes.openapi import completed
 from server.routes.service import Served, Service
 
 # Seconds between two checks of whether the server is idle.
@@ -140,8 +141,9 @@ def app_of(
     return app
 
 
-class ObservedApp(DescribedApp):
-    """An application inside a RequestObserver, which therefore sees even responses after a bug."""
+class ObservedApp(FastAPI):
+    """An application inside a RequestObserver, which therefore sees even responses after a bug. Its
+    OpenAPI schema describes bodies and errors."""
 
     def __init__(self, observer: Callable[[ASGIApp], RequestObserver], **options: Any) -> None:
         self._observer = observer
@@ -153,6 +155,11 @@ class ObservedApp(DescribedApp):
             redirect_slashes=False,
             **options,
         )
+
+    def openapi(self) -> Json:
+        if self.openapi_schema is None:
+            self.openapi_schema = completed(super().openapi())
+        return self.openapi_schema
 
     def build_middleware_stack(self) -> ASGIApp:
         return self._observer(super().build_middleware_stack())

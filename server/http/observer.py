@@ -21,16 +21,8 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 # Clients poll these routes every few seconds. Their requests are logged at level debug.
 QUIET_ROUTES = frozenset(
     {
-        "/health",
-        "/api/hello",
-        "/api/ps",
-        "/ready",
-        "/metrics",
-        "/memory",
-        "/cluster/replicas",
-        "/version",
-        "/",
-        "/page/{name:path}",
+        *("/health", "/ready", "/metrics", "/memory", "/version", "/cluster/replicas"),
+        *("/", "/page/{name:path}", "/api/hello", "/api/ps"),
     }
 )
 
@@ -169,15 +161,10 @@ class Exchange:
         }
         fields |= {name: state[name] for name in ("model", "error") if state.get(name)}
         if times.answers:
-            first, rate = times.first_token_s, times.tokens_per_s(seconds)
-            fields |= {
-                "first_token_s": None if first is None else round(first, 4),
-                "tokens_per_s": None if rate is None else round(rate, 1),
-                "prompt_tokens": times.prompt_tokens,
-                "cached_tokens": times.cached_tokens,
-                "generated_tokens": times.generated_tokens,
-                "finish": times.finish,
-            }
+            figures = times.figures(seconds)
+            for name, digits in (("first_token_s", 4), ("tokens_per_s", 1)):
+                figures[name] = None if figures[name] is None else round(figures[name], digits)
+            fields |= figures
         content = self._unsupported
         counts = {"images_not_shown": content.count, "history_left_out": content.left_out.total()}
         fields |= {name: count for name, count in counts.items() if count}

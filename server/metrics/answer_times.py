@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.types import Histogram
@@ -104,11 +105,19 @@ class RequestTimes:
     def generated_tokens(self) -> int:
         return sum(answer.tokens for answer in self.answers)
 
-    def tokens_per_s(self, ended_s: float) -> float | None:
-        """Return tokens per second from the first token to ``ended_s``; None before two tokens."""
+    def figures(self, ended_s: float) -> dict[str, Any]:
+        """Return the figures for logs and lists of a request that took ``ended_s`` seconds. The
+        speed is that from the first token on, or None before two tokens."""
         tokens, first_s = self.generated_tokens, self.first_token_s
         elapsed_s = 0.0 if first_s is None else ended_s - first_s
-        return (tokens - 1) / elapsed_s if tokens > 1 and elapsed_s > 0 else None
+        return {
+            "first_token_s": first_s,
+            "tokens_per_s": (tokens - 1) / elapsed_s if tokens > 1 and elapsed_s > 0 else None,
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "generated_tokens": tokens,
+            "finish": self.finish,
+        }
 
     @property
     def cached_tokens(self) -> int:
@@ -120,42 +129,41 @@ class RequestTimes:
         return ",".join(sorted({a.finish for a in self.answers if a.finish is not None})) or None
 
 
+@dataclass(slots=True, eq=False)
 class AnswerTimes:
     """The times of one answer during its generation."""
 
-    __slots__ = (
-        *("_newest", "_prompt_tokens", "_request", "cached_tokens"),
-        *("finish", "first", "first_token_s", "tokens"),
-    )
+    request: RequestTimes
+    prompt_tokens: int
+    first: bool
+    """True for the first answer to a prompt."""
+    tokens: int = 0
+    cached_tokens: int = 0
+    """Number of prompt tokens that were found in the cache."""
+    first_token_s: float | None = None
+    finish: str | None = None
+    _newest: float = field(init=False)
 
-    def __init__(self, request: RequestTimes, prompt_tokens: int, *, first: bool) -> None:
-        self._request = request
-        self._prompt_tokens = prompt_tokens
-        self._newest = request.arrived
-        self.first = first
-        self.tokens = 0
-        self.cached_tokens = 0
-        """Number of prompt tokens that were found in the cache."""
-        self.first_token_s: float | None = None
-        self.finish: str | None = None
+    def __post_init__(self) -> None:
+        self._newest = self.request.arrived
 
     @property
     def generating_s(self) -> float:
         """Seconds from the first token to the newest token, or 0 before the first token."""
         if self.first_token_s is None:
             return 0.0
-        return self._newest - self._request.arrived - self.first_token_s
+        return self._newest - self.request.arrived - self.first_token_s
 
     def delivered(self, tokens: int, finish: str | None) -> None:
         """Record ``tokens`` new tokens, and the answer's end if ``finish`` is set."""
-        now = self._request.clock()
+        now = self.request.clock()
         if tokens:
             waited = now - self._newest
             if self.tokens:
-                self._request.latencies.inter_token_s.observe(waited)
+                self.request.latencies.inter_token_s.observe(waited)
             else:
                 self.first_token_s = waited
-                self._request.latencies.first_token_s.observe(waited)
+                self.request.latencies.first_token_s.observe(waited)
             self.tokens += tokens
             self._newest = now
         if finish is not None:
@@ -167,10 +175,10 @@ class AnswerTimes:
         if self.finish is not None:
             return
         self.finish = finish
-        latencies = self._request.latencies
+        latencies = self.request.latencies
         latencies.finished[finish] += 1
-        latencies.duration_s.observe(self._request.clock() - self._request.arrived)
-        latencies.prompt_tokens.observe(self._prompt_tokens)
+        latencies.duration_s.observe(self.request.clock() - self.request.arrived)
+        latencies.prompt_tokens.observe(self.prompt_tokens)
         latencies.generated_tokens.observe(self.tokens)
 
 
@@ -196,12 +204,8 @@ class RecentRequests:
             "number": next(self._numbers),
             "id": times.id,
             "answers": len(times.answers),
-            "prompt_tokens": times.prompt_tokens,
-            "cached_tokens": times.cached_tokens,
-            "generated_tokens": times.generated_tokens,
-            "first_token_s": times.first_token_s,
             "duration_s": duration_s,
-            "tokens_per_s": times.tokens_per_s(duration_s),
+            **times.figures(duration_s),
             "finish": times.finish or "",
         }
         self._ended.append((times.tenant, now, figures))

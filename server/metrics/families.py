@@ -57,10 +57,7 @@ def histogram(name: str, counts: HistogramCounts) -> Metric:
 
 
 def histograms(
-    name: str,
-    labels: Labels,
-    values: Iterable[tuple[Labels, HistogramCounts]],
-    help_text: str = "",
+    name: str, labels: Labels, values: Iterable[tuple[Labels, HistogramCounts]], help_text: str = ""
 ) -> Metric:
     family = HistogramMetricFamily(name, help_text or HELP[name], labels=labels)
     for label_values, counts in values:

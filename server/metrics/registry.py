@@ -63,13 +63,9 @@ class About(Collector):
     max_model_len: int = 32768
 
     def collect(self) -> Iterator[Metric]:
-        labels = {
-            "version": version("quire"),
-            "model": self.model,
-            "kv_backend": self.kv_backend,
-            "arithmetic": self.arithmetic,
-        }
-        yield gauges("quire_info", tuple(labels), [(tuple(labels.values()), 1)])
+        labels = ("version", "model", "kv_backend", "arithmetic")
+        values = (version("quire"), self.model, self.kv_backend, self.arithmetic)
+        yield gauges("quire_info", labels, [(values, 1)])
 
 
 NOTHING_KNOWN = About()

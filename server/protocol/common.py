@@ -384,11 +384,7 @@ class SamplingFields(SharedSampling, RequestFields):
         return min(wanted, room)
 
     def _sampling_params(
-        self,
-        room: int,
-        vocab_size: int,
-        defaults: dict[str, Any],
-        stop_token_ids: frozenset[int],
+        self, room: int, vocab_size: int, defaults: dict[str, Any], stop_token_ids: frozenset[int]
     ) -> SamplingParams:
         def chosen(field: str, otherwise: float) -> float:
             value = getattr(self, field)

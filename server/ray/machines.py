@@ -3,7 +3,7 @@
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 RANGE = re.compile(r"([1-9]\d*)(?:-([1-9]\d*))?")
@@ -29,29 +29,27 @@ class ReplicaCounts:
         return counts
 
     def __str__(self) -> str:
-        return (
-            str(self.minimum) if self.minimum == self.maximum else f"{self.minimum}-{self.maximum}"
-        )
+        least, most = self.minimum, self.maximum
+        return str(least) if least == most else f"{least}-{most}"
 
 
+@dataclass(slots=True)
 class MachineWatcher:
     """Adds replicas for machines that join a cluster. Removes none for machines that leave."""
 
-    def __init__(
-        self, application: Any, plan: Any, wanted: ReplicaCounts | None, say: Callable[[str], None]
-    ) -> None:
-        """``application`` is the module server.ray.application, and ``plan`` is its Plan. If
-        ``wanted`` is None, as many replicas as fit are deployed. ``say`` prints a line."""
-        self._application = application
-        self._plan = plan
-        self._wanted = wanted
-        self._say = say
-        self._fits: dict[str, bool] = {}
-        """``{Ray's id of a machine: True if the machine can have a replica}``."""
-        self.room = 0
-        """Number of replicas that fit on all machines together."""
-        self.counts = ReplicaCounts(0, 0)
-        """The least and the largest number of replicas to deploy."""
+    application: Any
+    """The module server.ray.application."""
+    plan: Any
+    """The Plan of the application."""
+    wanted: ReplicaCounts | None
+    """If None, as many replicas as fit are deployed."""
+    say: Callable[[str], None]
+    room: int = 0
+    """Number of replicas that fit on all machines together."""
+    counts: ReplicaCounts = ReplicaCounts(0, 0)
+    """The least and the largest number of replicas to deploy."""
+    _fits: dict[str, bool] = field(default_factory=dict)
+    """``{Ray's id of a machine: True if the machine can have a replica}``."""
 
     @property
     def unfit(self) -> list[str]:
@@ -61,14 +59,14 @@ class MachineWatcher:
     def look(self) -> bool:
         """Check machines that have joined. Return True if replicas must be deployed again."""
         before = self.counts, self.unfit
-        hosts = self._application.machines()
+        hosts = self.application.machines()
         if new := [node for node in hosts if node not in self._fits]:
-            reasons = self._application.unfit_machines(self._plan, new)
+            reasons = self.application.unfit_machines(self.plan, new)
             self._fits |= {node: node not in reasons for node in new}
             for node, reason in reasons.items():
-                self._say(f"no replica on {hosts[node]}: {reason}")
-        self.room = self._plan.per_machine * sum(self._fits[node] for node in hosts)
-        wanted = self._wanted or ReplicaCounts(self.room, self.room)
+                self.say(f"no replica on {hosts[node]}: {reason}")
+        self.room = self.plan.per_machine * sum(self._fits[node] for node in hosts)
+        wanted = self.wanted or ReplicaCounts(self.room, self.room)
         self.counts = ReplicaCounts(
             max(self.counts.minimum, min(wanted.minimum, self.room)),
             max(self.counts.maximum, min(wanted.maximum, self.room)),
@@ -81,10 +79,10 @@ class MachineWatcher:
         while not ended.wait(WATCH_S):
             try:
                 if is_due := self.look() or is_due:
-                    self._application.resize(self._plan, self.counts, self.unfit)
-                    self._say(f"replicas: {self.counts}")
+                    self.application.resize(self.plan, self.counts, self.unfit)
+                    self.say(f"replicas: {self.counts}")
                     is_due = False
             except Exception as error:  # such as a machine that has left: the loop tries again
                 if not ended.is_set() and (reason := f"{type(error).__name__}: {error}") != last:
                     last = reason
-                    self._say(f"the machines cannot be asked now: {reason}")
+                    self.say(f"the machines cannot be asked now: {reason}")

@@ -80,11 +80,6 @@ class Membership:
             self._gone = merge_stats([self._gone, counters_of(report.stats)])
         self._lost &= set(names)
 
-    @property
-    def unheard(self) -> list[str]:
-        """The names of replicas that have not sent a report yet."""
-        return [name for name in self.names if name not in self._reports]
-
     def hear(self, report: ReplicaReport) -> None:
         if report.name not in self.names:
             self.names = (*self.names, report.name)

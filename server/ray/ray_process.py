@@ -29,13 +29,8 @@ CONNECT_TIMEOUT_S = 10.0
 OBJECT_STORE_BYTES = 100_000_000
 STARTED = "Ray runtime started."
 COMMAND = (
-    sys.executable,
-    "-P",
-    "-m",
-    "ray.scripts.scripts",
-    "start",
-    "--block",
-    "--log-color=false",
+    *(sys.executable, "-P", "-m", "ray.scripts.scripts"),
+    *("start", "--block", "--log-color=false"),
 )
 LEAN = (
     f"--object-store-memory={OBJECT_STORE_BYTES}",

@@ -113,7 +113,8 @@ class RemoteEngine:
         await asyncio.gather(*map(self._ask, routes))
         if names := routes[-1].replicas:
             self.members.set_names(names)
-            new = [Route(target=name) for name in self.members.unheard]
+            heard = {report.name for report in self.members.reports}
+            new = [Route(target=name) for name in self.members.names if name not in heard]
             await asyncio.gather(*map(self._ask, new))
 
     async def _ask(self, route: Route) -> None:

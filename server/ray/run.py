@@ -21,9 +21,9 @@ from server.cli.cluster_folder import (
     write_private,
 )
 from server.cli.model_files import model_errors
-from server.cli.serve import checked_settings
+from server.cli.serve import begin_serving
 from server.cli.serve_models import plain_settings
-from server.cli.settings import with_further
+from server.cli.settings import read_settings, with_further
 from server.config import Tables
 from server.ray.machines import WATCH_S, MachineWatcher, ReplicaCounts
 from server.ray.ray_process import (
@@ -124,7 +124,8 @@ def serve_cluster(
     waits: bool = False,
 ) -> None:
     """Serve a model until a signal. If ``waits``, start once a replica fits. Raises StartError."""
-    settings = checked_settings(file, with_further(flags, further))
+    settings = read_settings(file, with_further(flags, further))
+    begin_serving(settings)
     folder, node = _head()
     with model_errors():
         model_files = find_model(model, settings.models.folders)

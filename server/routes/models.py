@@ -1,17 +1,15 @@
 """GET /v1/models and /v1/models/{id}, under all paths that clients use for them."""
 
 from datetime import UTC, datetime
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 
 from server.protocol.advice import advised_answer_tokens
+from server.protocol.answers import Json
 from server.protocol.ollama.answer import ModelInfo
 from server.routes.openapi import speaks_anthropic
 from server.routes.service import Served
-
-Json = dict[str, Any]
 
 
 def add_routes(router: APIRouter, served: Served) -> None:

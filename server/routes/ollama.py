@@ -20,12 +20,12 @@ from server.protocol.ollama.answer import (
     version_answer,
 )
 from server.protocol.ollama.request import (
-    AnswerFields,
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
     ShowRequest,
+    keep_alive_s,
 )
 from server.routes.answering import CLIENT_CLOSED_REQUEST, json_response
 from server.routes.completions import encoded_text
@@ -75,7 +75,18 @@ def add_routes(router: APIRouter, service: Service) -> None:
 
 
 def _add_answers(router: APIRouter, service: Service) -> None:
-    reader, prompts, answering = service.reader, service.prompts, service.answering
+    reader, rules, model = service.reader, service.rules, service.model
+
+    async def prompt_of(
+        request: Request, wire: OllamaChatRequest | OllamaGenerateRequest, salt: PrefixSalt
+    ) -> Prompt:
+        sampling = wire.sampling
+        if not isinstance(wire, OllamaGenerateRequest) or not wire.raw:
+            conversation = reader.conversation(request, wire, "ollama")
+            return await service.prompts.prompt(conversation, sampling, salt)
+        encoded = await encoded_text(service, wire.prompt or "", "prompt")
+        rules.check_prompt(encoded.ids, "prompt")
+        return Prompt(rules.request(sampling, encoded, salt), sampling.stop_strings())
 
     def add(path: str, kind: Kind) -> None:
         body_type = BODIES[kind]
@@ -83,38 +94,18 @@ def _add_answers(router: APIRouter, service: Service) -> None:
         @router.post(path, name=kind, openapi_extra=takes(body_type, LINES))
         async def respond(request: Request) -> Response:
             wire = await reader.read(request, body_type)
-            if wire.only_loads:
-                return loaded(kind, wire)
+            if wire.only_loads:  # the model is always loaded while the engine runs
+                if not service.client.alive:
+                    raise service.admission.no_engine()
+                unloads = keep_alive_s(wire.keep_alive) == 0
+                return JSONResponse(empty_answer(kind, model.id).nothing(unloads=unloads))
             salt = reader.salt(request, wire.cache_salt)
             service.admission.check_answers(salt.tenant)
-            answer = new_answer(kind)
-            if isinstance(wire, OllamaGenerateRequest) and wire.raw:
-                prompt = await raw(wire, salt)
-            else:
-                prompt = await templated(request, wire, salt)
-            return await answering.respond(request, answer, prompt, stream=wire.streams)
-
-    def loaded(kind: Kind, wire: AnswerFields) -> Response:
-        """Answer a request to load the model, which is always loaded while the engine runs."""
-        if not service.client.alive:
-            raise service.admission.no_engine()
-        answer = empty_answer(kind, service.model.id)
-        return JSONResponse(answer.nothing(unloads=wire.unloads))
-
-    def new_answer(kind: Kind) -> OllamaAnswer:
-        return OllamaAnswer(kind, service.model.id, service.tokenizer.token_bytes)
-
-    async def templated(
-        request: Request, wire: OllamaChatRequest | OllamaGenerateRequest, salt: PrefixSalt
-    ) -> Prompt:
-        conversation = reader.conversation(request, wire, "ollama")
-        return await prompts.prompt(conversation, wire.sampling, salt)
-
-    async def raw(wire: OllamaGenerateRequest, salt: PrefixSalt) -> Prompt:
-        rules, sampling = service.rules, wire.sampling
-        encoded = await encoded_text(service, wire.prompt or "", "prompt")
-        rules.check_prompt(encoded.ids, "prompt")
-        return Prompt(rules.request(sampling, encoded, salt), sampling.stop_strings())
+            answer = OllamaAnswer(kind, model.id, service.tokenizer.token_bytes)
+            prompt = await prompt_of(request, wire, salt)
+            # A stream is this API's default.
+            stream = wire.stream is not False
+            return await service.answering.respond(request, answer, prompt, stream=stream)
 
     for path, kind in KINDS.items():
         add(path, kind)

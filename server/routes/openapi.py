@@ -4,15 +4,12 @@ Routes declare their bodies with ``openapi_extra=takes(Model)``. FastAPI adds th
 paths of an API have the same errors. https://spec.openapis.org/oas/v3.1.0"""
 
 from functools import cache
-from typing import Any
 
-from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from server.protocol.answers import Json
 from server.protocol.common import WireModel
-
-Json = dict[str, Any]
 
 SHARED = "#/components/schemas/"
 ANTHROPIC_PATHS, OLLAMA_PATHS = "/v1/messages", "/api/"
@@ -71,16 +68,7 @@ def _schema_of(model: type[WireModel]) -> Json:
     return model.model_json_schema(ref_template=f"{SHARED}{model.__name__}.{{model}}")
 
 
-class DescribedApp(FastAPI):
-    """An application whose OpenAPI schema describes bodies and errors."""
-
-    def openapi(self) -> Json:
-        if self.openapi_schema is None:
-            self.openapi_schema = _completed(super().openapi())
-        return self.openapi_schema
-
-
-def _completed(schema: Json) -> Json:
+def completed(schema: Json) -> Json:
     """Move the bodies' definitions into shared components. Replace FastAPI's errors by ours."""
     components = dict(ERRORS)
     for path, operations in schema["paths"].items():

@@ -32,7 +32,7 @@ HEADERS = {
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
         "img-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify"
-    ),
+    )
 }
 # Ollama's clients look for this text.
 RUNNING = "Ollama is running"

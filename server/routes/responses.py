@@ -1,12 +1,13 @@
 """POST /v1/responses, and the routes of stored responses."""
 
 from collections.abc import Callable
+from secrets import token_hex
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from server.chat.response_store import ResponseStore, StoredResponse, items_with_ids
+from server.chat.response_store import ResponseStore, StoredResponse
 from server.protocol.answers import Json
 from server.protocol.responses.answer import ResponseAnswer
 from server.protocol.responses.items import Item
@@ -19,6 +20,7 @@ from server.text.conversation import Conversation
 
 MAX_LISTED_ITEMS = 100
 LISTED_ITEMS = 20
+ID_BYTES = 12
 
 
 def add_routes(router: APIRouter, service: Service) -> None:
@@ -44,8 +46,8 @@ def add_routes(router: APIRouter, service: Service) -> None:
 
         def keep(response: Json) -> None:
             if wire.store is not False:
-                stored = StoredResponse(response, history, items_with_ids(items))
-                store.keep(tenant_of(request), stored)
+                given = (item.stored_form(token_hex(ID_BYTES)) for item in items)
+                store.keep(tenant_of(request), StoredResponse(response, history, tuple(given)))
 
         answer = ResponseAnswer(
             model.new_metadata("resp", "_"),

@@ -68,37 +68,29 @@ def stream_start(path: str, model: str, stream: object) -> StreamStart | None:
     return events if stream is True and not path.startswith(OLLAMA_PATHS) else None
 
 
+@dataclass(eq=False)
 class ForwardedAnswer(Response):
     """The answer of a model's process to a client."""
 
-    def __init__(
-        self,
-        front: Front,
-        request: Request,
-        model: ManagedModel,
-        body: bytes = b"",
-        stream: StreamStart | None = None,
-        keep_alive_s: float | None = None,
-    ) -> None:
-        """``keep_alive_s``: as for ``ModelSupervisor.use``."""
-        self.background = None
-        self._front = front
-        self._request = request
-        self._model = model
-        self._body = body
-        self._stream = stream
-        self._keep_alive_s = keep_alive_s
-        self._begun = False
-        self._num_events = 0
+    front: Front
+    request: Request
+    model: ManagedModel
+    content: bytes = b""
+    stream: StreamStart | None = None
+    keep_alive_s: float | None = None
+    """As for ``ModelSupervisor.use``."""
+    background: None = None
+    _begun: bool = False
+    _num_events: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. If the client disconnects, cancel the request to the process."""
-        await unless_left(self._request, self._answer(scope, receive, send))
+        await unless_left(self.request, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        model, client = self._model, client_of(self._request)
+        model, client = self.model, client_of(self.request)
         try:
-            async with self._front.models.use(model, client, self._keep_alive_s):
+            async with self.front.models.use(model, client, self.keep_alive_s):
                 scope["state"]["forwarded"] = False
                 while not await self._relay(await self._process(send), send):
                     pass
@@ -108,7 +100,7 @@ class ForwardedAnswer(Response):
         note_error(scope["state"], failure)
         if not self._begun:
             await error_response(scope, failure)(scope, receive, send)
-        elif self._stream is not None:
+        elif self.stream is not None:
             await self._end_with(failure, send)
         else:
             raise failure  # breaks the connection, so that the client notices the failure
@@ -116,10 +108,10 @@ class ForwardedAnswer(Response):
     async def _process(self, send: Send) -> ModelProcess:
         """Load the model if needed, and return its process. While the model is being loaded, begin
         the answer's stream. Raises LoadError, NoRoomError, TimeoutError."""
-        models, config, stream = self._front.models, self._front.config, self._stream
-        if (process := models.running(self._model)) is not None:
+        models, config, stream = self.front.models, self.front.config, self.stream
+        if (process := models.running(self.model)) is not None:
             return process
-        loading = asyncio.create_task(models.process_of(self._model))
+        loading = asyncio.create_task(models.process_of(self.model))
         ping_s = config.server.sse_ping_s
         wait_s = None if stream is None else 0.0 if stream.begins_at_once else ping_s
         try:
@@ -137,9 +129,9 @@ class ForwardedAnswer(Response):
     async def _relay(self, process: ModelProcess, send: Send) -> bool:
         """Send the process's answer, and return True. Return False if the process ended before it
         got the request. Raises NoAnswerError if the process ends during the answer."""
-        request = self._request
+        request = self.request
         target, headers = target_of(request.scope), sent_headers(request)
-        upstream = process.stream(request.method, target, headers, self._body)
+        upstream = process.stream(request.method, target, headers, self.content)
         try:
             async with upstream as answer:
                 request.state.forwarded = True
@@ -168,7 +160,7 @@ class ForwardedAnswer(Response):
 
     async def _end_with(self, error: ApiError, send: Send) -> None:
         """Send an error event of the client's API as the end of a stream that has begun."""
-        last = _failure_event(self._request.scope, error, self._num_events)
+        last = _failure_event(self.request.scope, error, self._num_events)
         await send(_body(last, is_last=True))
 
 

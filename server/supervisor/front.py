@@ -93,10 +93,10 @@ class Front:
     @property
     def _headers(self) -> Headers:
         """The headers of requests to the models' processes that no client has sent."""
-        keys = (key.get_secret_value() for key in self.config.access.api_keys[:1])
+        key = self.config.access.first_key
         return [
             (b"host", b"localhost"),
-            *((b"authorization", f"Bearer {key}".encode()) for key in keys),
+            *([(b"authorization", f"Bearer {key}".encode())] if key else []),
         ]
 
     def _find(self, name: str | None) -> ManagedModel | None:
@@ -180,10 +180,10 @@ class Front:
         info = await self.find_model(name)
         source, loop = self.models.models[info.name].source, asyncio.get_running_loop()
         try:
-            abilities = await loop.run_in_executor(self._templates, source.abilities)
+            names, template = await loop.run_in_executor(self._templates, source.abilities)
         except LoadError as error:
             raise failure_of(info.name, error) from error
-        return replace(info, capabilities=abilities.capabilities, template=abilities.template)
+        return replace(info, capabilities=names, template=template)
 
     def _info_of(self, model: ManagedModel) -> ModelInfo:
         assert model.needs is not None

@@ -74,14 +74,6 @@ class MemoryNeeds:
         return self.fixed_bytes + self.least_kv_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    """A model's capabilities, as Ollama names them, and its chat template."""
-
-    capabilities: tuple[str, ...]
-    template: str
-
-
 class ModelSource(Protocol):
     """A model's files, from which its process can start. Sources with equal files are equal."""
 
@@ -95,8 +87,8 @@ class ModelSource(Protocol):
 
     def facts(self) -> ModelFacts: ...
 
-    def abilities(self) -> Abilities:
-        """Read the chat template, and return it with the capabilities. Raises LoadError."""
+    def abilities(self) -> tuple[tuple[str, ...], str]:
+        """Return capabilities, as Ollama names them, and the chat template. Raises LoadError."""
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
         """Start the model's process, with at most ``kv_bytes`` for K and V. Raises OSError."""

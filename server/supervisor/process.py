@@ -175,7 +175,8 @@ class ModelProcess:
         self, method: str, target: bytes, headers: Headers, body: bytes = b""
     ) -> AsyncIterator[httpcore2.Response]:
         """Send a request for a path and query, and stream the answer. Raises NoAnswerError."""
-        upstream = self._connections.stream(method, _url(target), headers=headers, content=body)
+        url = httpcore2.URL(scheme=b"http", host=b"model", target=target)
+        upstream = self._connections.stream(method, url, headers=headers, content=body)
         try:
             with self._awaited():
                 async with upstream as answer:
@@ -329,7 +330,3 @@ class ModelProcess:
             self._reason = message["failed"]
         elif "ready" in message:
             self._ready.set_result(None)
-
-
-def _url(target: bytes) -> httpcore2.URL:
-    return httpcore2.URL(scheme=b"http", host=b"model", target=target)

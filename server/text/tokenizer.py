@@ -129,15 +129,6 @@ class EncodedText:
         return self.text.removesuffix(self.begun)
 
 
-@dataclass(frozen=True, slots=True)
-class _RenderedChat:
-    """The text of a prompt, cut where messages spell special tokens."""
-
-    pieces: list[str]
-    ends: PromptEnds
-    begun: str
-
-
 class Tokenizer:
     """A model's tokenizer and chat template."""
 
@@ -194,8 +185,8 @@ class Tokenizer:
             rendered = self._rendered(
                 conversation, limit, add_generation_prompt, finds_boundaries=finds_boundaries
             )
-            self._check_length(rendered.pieces, max_prompt_tokens)
-            return self._encode_rendered(rendered)
+            self._check_length(rendered[0], max_prompt_tokens)
+            return self._encode_rendered(*rendered)
 
         return await limit.run(encode)
 
@@ -207,9 +198,9 @@ class Tokenizer:
 
         def count() -> int:
             rendered = self._rendered(conversation, limit, finds_boundaries=False)
-            if self._encoder.estimate_beyond(rendered.pieces, max_prompt_tokens) is not None:
-                return self._encoder.count(rendered.pieces)
-            return len(self._encode_rendered(rendered).ids)
+            if self._encoder.estimate_beyond(rendered[0], max_prompt_tokens) is not None:
+                return self._encoder.count(rendered[0])
+            return len(self._encode_rendered(*rendered).ids)
 
         return await limit.run(count)
 
@@ -268,7 +259,9 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         *,
         finds_boundaries: bool,
-    ) -> "_RenderedChat":
+    ) -> tuple[list[str], PromptEnds, str]:
+        """Return the prompt, cut where messages spell special tokens, the ends of its parts, and
+        its end that the client has begun."""
         prompt, ends = self.template.render(
             conversation,
             add_generation_prompt=add_generation_prompt,
@@ -278,22 +271,22 @@ class Tokenizer:
         begun = self.template.begun(conversation, prompt, limit=limit)
         ends = PromptEnds(*(sum(map(len, pieces_of(prompt[:end]))) for end in ends))
         prompt += self._special_tokens.guarded_text(begun.opening + begun.text)
-        return _RenderedChat(pieces_of(prompt), ends, begun.text)
+        return pieces_of(prompt), ends, begun.text
 
-    def _encode_rendered(self, rendered: "_RenderedChat") -> EncodedText:
+    def _encode_rendered(self, pieces: list[str], ends: PromptEnds, begun: str) -> EncodedText:
         ids: list[int] = []
-        tokens = [0] * len(rendered.ends)
+        tokens = [0] * len(ends)
         start = 0
-        for group in in_groups(rendered.pieces):
-            encodings = self._encoder.encode(group, offsets=start < max(rendered.ends))
+        for group in in_groups(pieces):
+            encodings = self._encoder.encode(group, offsets=start < max(ends))
             for piece, encoding in zip(group, encodings, strict=True):
                 ids += encoding.ids
-                for number, end in enumerate(rendered.ends):
+                for number, end in enumerate(ends):
                     if start < end:
                         tokens[number] += tokens_within(encoding, end - start)
                 start += len(piece)
-        text, boundaries = "".join(rendered.pieces), PromptBoundaries(*tokens)
-        return EncodedText(text, tuple(ids), (), boundaries, rendered.begun)
+        text, boundaries = "".join(pieces), PromptBoundaries(*tokens)
+        return EncodedText(text, tuple(ids), (), boundaries, begun)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes, which may end within a character, or b"" for an unknown id."""

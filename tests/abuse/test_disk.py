@@ -94,6 +94,7 @@ def test_fault_18_no_file_is_written_while_it_serves(tiny_model: Path) -> None:
 
         sys.addaudithook(hook)
         from server.cli.serve import serve_model
+        from server.cli.settings import read_settings
 
         def ask():
             import httpx2, psutil
@@ -109,7 +110,8 @@ def test_fault_18_no_file_is_written_while_it_serves(tiny_model: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=ask).start()
-        serve_model(sys.argv[1], None, {"server": {"port": 0}, "cache": {"kv_budget": "16MiB"}})
+        flags = {"server": {"port": 0}, "cache": {"kv_budget": "16MiB"}}
+        serve_model(sys.argv[1], read_settings(None, flags))
         print([path for path in written if not path.startswith("/dev/")], flush=True)
         os._exit(0)
     """

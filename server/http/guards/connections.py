@@ -50,7 +50,9 @@ class OverflowProtocol(asyncio.Protocol):
             transport.abort()
             return
         self._others.add(self)
-        transport.write(error_bytes(too_many_connections()))
+        _, headers, body = whole_answer(too_many_connections(), "")
+        head = b"".join(b"%s: %s\r\n" % field for field in headers)
+        transport.write(b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"\r\n" + body)
         transport.write_eof()
         self._end = asyncio.get_running_loop().call_later(
             self._limits.keep_alive_s, transport.abort
@@ -71,13 +73,6 @@ class OverflowProtocol(asyncio.Protocol):
 def too_many_connections() -> ApiError:
     message = "There are too many connections"
     return come_back(503, message, "too_many_connections")
-
-
-def error_bytes(error: ApiError) -> bytes:
-    """Return an error as the bytes of a whole HTTP response."""
-    _, headers, body = whole_answer(error, "")
-    head = b"".join(b"%s: %s\r\n" % field for field in headers)
-    return b"HTTP/1.1 503 Service Unavailable\r\n" + head + b"\r\n" + body
 
 
 # While a request is being answered, at most this many bytes of later requests are read.

@@ -148,7 +148,9 @@ class OriginGuard:
             return
         if len(origins) != 1 or not self._allowed.has(origins[0], headers["host"]):
             self._count(Refusal.ORIGIN)
-            await answer_with(_not_allowed(), scope, receive, send)
+            text = "Pages of this origin may not ask: setting access.allowed_origins adds origins."
+            error = ApiError(403, text, type="permission_error", code="origin_not_allowed")
+            await answer_with(error, scope, receive, send)
             return
         send_with_headers = adding(
             {
@@ -191,15 +193,10 @@ async def _preflight(headers: Headers, scope: Scope, receive: Receive, send: Sen
     await Response(status_code=204, headers=allowed_headers)(scope, receive, send)
 
 
-def _not_allowed() -> ApiError:
-    return ApiError(
-        403,
-        "Pages of this origin may not ask here; setting access.allowed_origins adds origins.",
-        type="permission_error",
-        code="origin_not_allowed",
-    )
-
-
+NOT_OURS = (
+    "This server does not go by the name in the request's Host header; setting "
+    "access.allowed_hosts adds names."
+)
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]", "host.docker.internal")
 ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 
@@ -255,7 +252,9 @@ class HostGuard:
             await self._app(scope, receive, send)
             return
         self._count(Refusal.HOST)
-        error = _not_ours() if len(hosts) == 1 else invalid("A request has one Host header.")
+        error = invalid("A request has one Host header.")
+        if len(hosts) == 1:
+            error = ApiError(403, NOT_OURS, type="permission_error", code="host_not_allowed")
         await answer_with(error, scope, receive, send)
 
 
@@ -266,13 +265,3 @@ def _take_absolute_target(scope: Scope) -> None:
         others = [field for field in scope["headers"] if field[0] != b"host"]
         headers = [(b"host", host), *others]
         scope.update(raw_path=path, path=unquote(path.decode("ascii")), headers=headers)
-
-
-def _not_ours() -> ApiError:
-    return ApiError(
-        403,
-        "This server does not go by the name in the request's Host header; setting "
-        "access.allowed_hosts adds names.",
-        type="permission_error",
-        code="host_not_allowed",
-    )

@@ -89,19 +89,18 @@ AsWord = BeforeValidator(_as_word)
 
 
 def read_tools(tools: list[WireTool]) -> tuple[Tool, ...]:
-    placed = ((tool, f"tools[{number}]") for number, tool in enumerate(tools))
-    return collect_tools([_read(tool, place) for tool, place in placed])
-
-
-def _read(tool: WireTool, place: str) -> tuple[Tool, str]:
-    if tool.type == "function" and tool.function is None:
-        raise invalid("This tool has no function.", f"{place}.function")
-    if tool.function is None or tool.type != "function":
-        raise invalid(
-            f"A tool of type {quoted(tool.type)} is not supported: describe it as a function.",
-            place,
-        )
-    return tool.function.tool, f"{place}.function.name"
+    placed = []
+    for number, tool in enumerate(tools):
+        if tool.type != "function":
+            kind = quoted(tool.type)
+            raise invalid(
+                f"A tool of type {kind} is not supported: describe it as a function.",
+                f"tools[{number}]",
+            )
+        if tool.function is None:
+            raise invalid("This tool has no function.", f"tools[{number}].function")
+        placed.append((tool.function.tool, f"tools[{number}].function.name"))
+    return collect_tools(placed)
 
 
 def with_loaded(

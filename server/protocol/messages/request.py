@@ -36,12 +36,8 @@ from server.text.conversation import (
 # Prefixes of the types of tools that Anthropic's servers run. The model does not see such tools.
 SEARCH_TOOLS = "tool_search_tool_"
 SERVER_TOOLS = (
-    "web_search_",
-    "web_fetch_",
-    "code_execution_",
+    *("web_search_", "web_fetch_", "code_execution_", "mcp_toolset", "advisor_"),
     SEARCH_TOOLS,
-    "mcp_toolset",
-    "advisor_",
 )
 
 

@@ -14,8 +14,8 @@ from server.protocol.common import (
     CacheSalt,
     ListOf,
     LogprobFields,
+    OpenAISamplingFields,
     RequestFields,
-    SamplingFields,
     SharedSampling,
     Whole,
     WireModel,
@@ -56,28 +56,11 @@ def _seconds(text: str) -> float:
     return (seconds if parts else float(whole)) * (-1 if sign == "-" else 1)
 
 
-class OllamaSampling(SamplingFields):
-    """Ollama's options for sampling, under the names that all other APIs use."""
+class OllamaSampling(LogprobFields, OpenAISamplingFields):
+    """Ollama's options for sampling, under OpenAI's names."""
 
     stop_param: ClassVar[str] = "options.stop"
     stops_factor: ClassVar[int] = MANY_STOPS
-
-    stop: tuple[str, ...] = ()
-    num_predict: int | None = None
-    logprobs: int | None = None
-
-    @property
-    def asked_length(self) -> tuple[int | None, str]:
-        """Numbers below 1 mean all tokens that fit, too."""
-        wanted = self.num_predict or 0
-        return wanted if wanted > 0 else None, "options.num_predict"
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return self.logprobs
-
-    def stop_strings(self) -> tuple[str, ...]:
-        return self.stop
 
 
 class Options(SharedSampling):
@@ -96,13 +79,14 @@ class Options(SharedSampling):
 
     @property
     def sampling(self) -> OllamaSampling:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        given = self.model_dump(include={*SharedSampling.model_fields})
+        given = self.model_dump(include={*SharedSampling.model_fields, "stop"})
         given["repetition_penalty"] = self.repeat_penalty
         if self.repeat_last_n == 0:
             given |= {"presence_penalty": None, "frequency_penalty": None}
             given["repetition_penalty"] = 1.0
-        return OllamaSampling(**given, stop=stop, num_predict=self.num_predict)
+        # Numbers below 1 mean all tokens that fit.
+        most = self.num_predict if (self.num_predict or 0) > 0 else None
+        return OllamaSampling(**given, max_tokens=most)
 
 
 class ChatCall(WireModel):
@@ -152,10 +136,6 @@ class KeptFields(RequestFields):
         super().check(limits)
         keep_alive_s(self.keep_alive)
 
-    @property
-    def unloads(self) -> bool:
-        return keep_alive_s(self.keep_alive) == 0
-
 
 class AnswerFields(LogprobFields, KeptFields):
     """Fields of requests for an answer."""
@@ -173,12 +153,7 @@ class AnswerFields(LogprobFields, KeptFields):
     @property
     def sampling(self) -> OllamaSampling:
         sampling = (self.options or Options()).sampling
-        return sampling.model_copy(update={"logprobs": self.num_logprobs})
-
-    @property
-    def streams(self) -> bool:
-        """True if the answer must be streamed, which is this API's default."""
-        return self.stream is not False
+        return sampling.model_copy(update=self.model_dump(include={*LogprobFields.model_fields}))
 
     def output(self) -> OutputFormat | None:
         """Return the format that the answer must have, or None for any text. Raises ApiError."""

@@ -20,7 +20,7 @@ from server.protocol.responses.tools import name_object
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import Channel, Tool
 from server.text.json_object import json_object
-from server.text.pieces import AnswerPiece, Delta, TextPiece, TokenReport, ToolCallStart, Usage
+from server.text.pieces import AnswerPiece, Delta, TextPiece, ToolCallStart, Usage
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -53,7 +53,10 @@ class TextItem:
         assert isinstance(piece, TextPiece)
         self._text += piece.text
         delta = self._of_part(f"response.{self._event}.delta") | {"delta": piece.text}
-        return [self._with_logprobs(delta, piece.tokens)]
+        if not self._thinks:
+            delta["logprobs"] = token_objects(piece.tokens, self._token_bytes)
+            self._logprobs += delta["logprobs"]
+        return [delta]
 
     def close(self, status: Status) -> list[Json]:
         done = self._of_part(f"response.{self._event}.done") | {"text": self._text}
@@ -85,13 +88,6 @@ class TextItem:
 
     def _of_part(self, type: str) -> Json:
         return {"type": type, "item_id": self._id, "content_index": 0}
-
-    def _with_logprobs(self, delta: Json, tokens: tuple[TokenReport, ...]) -> Json:
-        if self._thinks:
-            return delta
-        logprobs = token_objects(tokens, self._token_bytes)
-        self._logprobs += logprobs
-        return delta | {"logprobs": logprobs}
 
 
 class CallItem:

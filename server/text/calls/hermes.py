@@ -190,10 +190,7 @@ class HermesCall:
     they stream in. A call with an unusual order of keys is sent when the call is complete."""
 
     def __init__(
-        self,
-        index: int,
-        tools: tuple[Tool, ...],
-        tool_format: ToolFormat = ToolFormat.HERMES,
+        self, index: int, tools: tuple[Tool, ...], tool_format: ToolFormat = ToolFormat.HERMES
     ) -> None:
         self.started = False
         self.complete = False

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -22,19 +23,17 @@ class ConstraintError(RuntimeError):
     """Raised if a grammar fails for another reason than a limit. The text quotes no answer."""
 
 
+@dataclass(eq=False)
 class CompiledGrammar:
     """A compiled grammar, which several answers may use at once."""
 
-    def __init__(
-        self, matcher: LLMatcher, memory_bytes: int, not_enforced: tuple[str, ...] = ()
-    ) -> None:
-        """``matcher`` is llguidance's matcher in its initial state. Each answer uses a copy.
-        ``not_enforced`` are the keywords that the grammar does not enforce, with their places."""
-        self.matcher = matcher
-        self.memory_bytes = memory_bytes
-        self.not_enforced = not_enforced
-        self.is_spent = False
-        """True if a matcher has failed: it may have filled lexer states that all answers share."""
+    matcher: LLMatcher
+    """llguidance's matcher in its initial state. Each answer uses a copy."""
+    memory_bytes: int
+    not_enforced: tuple[str, ...] = ()
+    """The keywords that the grammar does not enforce, with their places."""
+    is_spent: bool = False
+    """True if a matcher has failed: it may have filled lexer states that all answers share."""
 
 
 class GrammarConstraint:

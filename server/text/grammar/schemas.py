@@ -87,38 +87,21 @@ def _list(value: Any) -> list[Any]:
 
 
 # Supported keywords of JSON Schema 2020-12 and older drafts, with the types of their values.
-SCHEMA = (dict, bool)
-VALUES: dict[str, tuple[type[Any], ...]] = {
-    "$ref": (str,),
-    "type": (str, list),
-    "enum": (list,),
-    "const": (object,),
-    "anyOf": (list,),
-    "oneOf": (list,),
-    "allOf": (list,),
-    "items": (*SCHEMA, list),
-    "additionalItems": SCHEMA,
-    "prefixItems": (list,),
-    "minItems": (int,),
-    "maxItems": (int,),
-    "properties": (dict,),
-    "additionalProperties": SCHEMA,
-    "patternProperties": (dict,),
-    "required": (list,),
-    "minProperties": (int,),
-    "maxProperties": (int,),
-    "minLength": (int,),
-    "maxLength": (int,),
-    "pattern": (str,),
-    "format": (str,),
-    "minimum": (int, float),
-    "maximum": (int, float),
-    "exclusiveMinimum": (int, float, bool),
-    "exclusiveMaximum": (int, float, bool),
-    "multipleOf": (int, float),
-    "propertyNames": SCHEMA,
-    "uniqueItems": (bool,),
+SCHEMA, COUNT = (dict, bool), (int,)
+TYPES_OF_VALUES: dict[tuple[type[Any], ...], tuple[str, ...]] = {
+    (str,): ("$ref", "format", "pattern"),
+    (str, list): ("type",),
+    (list,): ("allOf", "anyOf", "enum", "oneOf", "prefixItems", "required"),
+    (dict,): ("patternProperties", "properties"),
+    SCHEMA: ("additionalItems", "additionalProperties", "propertyNames"),
+    (*SCHEMA, list): ("items",),
+    COUNT: ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"),
+    (int, float): ("maximum", "minimum", "multipleOf"),
+    (int, float, bool): ("exclusiveMaximum", "exclusiveMinimum"),
+    (bool,): ("uniqueItems",),
+    (object,): ("const",),
 }
+VALUES = {name: types for types, names in TYPES_OF_VALUES.items() for name in names}
 REFUSED = frozenset(
     {
         "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired",
@@ -148,7 +131,7 @@ REFUSED_FORMATS = frozenset(
     }
 )  # fmt: skip
 TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-COUNTS = frozenset(name for name, types in VALUES.items() if types == (int,))
+COUNTS = frozenset(TYPES_OF_VALUES[COUNT])
 PATTERNS = frozenset({"pattern", "patternProperties"})
 SUBSCHEMAS = frozenset({"items", "additionalItems", "additionalProperties", "propertyNames"})
 LITERALS = frozenset({"const", "enum", "required"})

@@ -201,7 +201,7 @@ def test_a_setting_says_what_a_model_is_for(
     monkeypatch.setattr(model_files, "make_plan", plan)
     folder = write_embedding_model(tmp_path / "model")
     with pytest.raises(SettingError, match="seen"):
-        serve_model(str(folder), None, SMALL | {"engine": {"task": task}})
+        serve_model(str(folder), read_settings(None, SMALL | {"engine": {"task": task}}))
     assert found == [embeds]
 
 

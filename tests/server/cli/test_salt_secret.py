@@ -9,6 +9,7 @@ from kvcache.user_folders import state_folder
 from server.cli import serve
 from server.cli.salt_secret import salt_secret
 from server.cli.serve import serve_model
+from server.cli.settings import read_settings
 from server.routes.service import Service
 from tests.server.commands import SETTINGS, SMALL, Run, one_sentence
 
@@ -46,7 +47,7 @@ def test_a_server_that_is_started_again_makes_the_same_salts(
     tiny_model: Path, served: list[Service], kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        serve_model(str(tiny_model), None, SMALL)
+        serve_model(str(tiny_model), read_settings(None, SMALL))
     one, other = salts_of(served)
     assert one == other
     assert NOT_KEPT not in capsys.readouterr().err
@@ -61,7 +62,7 @@ def test_servers_share_the_file_that_their_settings_name(
 ) -> None:
     for named in (file, file, file.with_name("others")):
         flags = SMALL | {"access": {"salt_secret_file": str(named)}}
-        serve_model(str(tiny_model), None, flags)
+        serve_model(str(tiny_model), read_settings(None, flags))
     one, replica, stranger = salts_of(served)
     assert one == replica
     assert one.tenant != stranger.tenant
@@ -91,7 +92,7 @@ def test_a_server_that_can_keep_nothing_says_so_once_and_serves(
         kept.parent.parent.parent.mkdir(exist_ok=True)
         kept.parent.parent.write_text("a file where a folder should be")
     for _ in range(2):
-        serve_model(str(tiny_model), None, SMALL)
+        serve_model(str(tiny_model), read_settings(None, SMALL))
         log = capsys.readouterr().err
         assert log.count(NOT_KEPT) == 1
         assert why in log

@@ -168,7 +168,7 @@ def test_everything_is_put_together(
     tiny_model: Path, served: list[Service], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = SMALL | {"server": {"port": 0, "served_model_name": "alias"}, "log": {"level": "debug"}}
-    serve_model(str(tiny_model), None, flags)
+    serve_model(str(tiny_model), read_settings(None, flags))
     (service,) = served
     assert service.model.names == ("alias", "tiny", str(tiny_model))
     assert service.model.facts.family == "qwen3"
@@ -182,7 +182,9 @@ def test_everything_is_put_together(
 def test_metrics_name_what_is_served(
     vllm_names: bool, tiny_model: Path, served: list[Service]
 ) -> None:
-    serve_model(str(tiny_model), None, SMALL | {"metrics": {"vllm_names": vllm_names}})
+    serve_model(
+        str(tiny_model), read_settings(None, SMALL | {"metrics": {"vllm_names": vllm_names}})
+    )
     (service,) = served
     text = service.metrics.render().decode()
     assert 'arithmetic="packed",kv_backend="posix",model="tiny"' in text
@@ -196,10 +198,10 @@ def test_the_tokenizer_says_what_ends_an_answer_where_the_model_does_not(
 ) -> None:
     folder = write_model(tmp_path / "model")
     (folder / "generation_config.json").unlink()
-    serve_model(str(folder), None, SMALL)
+    serve_model(str(folder), read_settings(None, SMALL))
     settings = folder / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token": None}))
-    serve_model(str(folder), None, SMALL)
+    serve_model(str(folder), read_settings(None, SMALL))
     first, second = served
     assert first.model.stop_token_ids == set(first.tokenizer.end_ids)
     assert second.model.stop_token_ids == set()
@@ -236,7 +238,7 @@ def test_the_engine_is_looked_at_while_it_serves(
     monkeypatch.setattr(serve, "listen", lambda *_: told.append("listen"))
     flags = SMALL | {"engine": SMALL["engine"] | {"watchdog_s": 7.0}}
     flags["cache"] = SMALL["cache"] | {"heed_pressure": heeds}
-    serve_model(str(tiny_model), None, flags)
+    serve_model(str(tiny_model), read_settings(None, flags))
     # To the very end: what would hang there must end, too.
     assert told.pop(0) == {"watchdog_s": 7.0, "pressure": source, "awake": None, "exit_code": 1}
     assert told == ["start", "listen", "engine", "stop"]
@@ -275,7 +277,7 @@ def test_an_engine_that_fails_while_it_serves_is_told(
     monkeypatch.setattr(serve, "start_engine", lambda *_: dead)
     monkeypatch.setattr(serve, "listen", lambda *_: None)
     with pytest.raises(EngineError, match=r"why \(see the log\)"):
-        serve_model(str(tiny_model), None, SMALL)
+        serve_model(str(tiny_model), read_settings(None, SMALL))
     assert stopped == [serve.STOP_TIMEOUT_S]
 
 
@@ -308,7 +310,7 @@ def test_fault_16_no_port_is_left_open_by_a_model_that_is_refused(
     monkeypatch.setattr(server, "listen_on", never)
     monkeypatch.setattr(serve, "build_engine", never)
     with pytest.raises(ModelError, match=str(folder)):
-        serve_model(str(folder), None, SMALL)
+        serve_model(str(folder), read_settings(None, SMALL))
     assert reserved.fileno() == -1, "it has been closed"
 
 
@@ -318,5 +320,5 @@ def test_an_engine_that_does_not_end_in_time_is_told_of(
     stuck = SimpleNamespace(alive=True, busy_since=None, stop=lambda _: False)
     monkeypatch.setattr(serve, "start_engine", lambda *_: stuck)
     monkeypatch.setattr(serve, "listen", lambda *_: None)
-    serve_model(str(tiny_model), None, SMALL)
+    serve_model(str(tiny_model), read_settings(None, SMALL))
     assert "did not end in time: its memory is left to the system" in capsys.readouterr().err

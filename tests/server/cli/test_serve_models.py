@@ -119,7 +119,7 @@ def test_models_of_a_folder_are_served_by_processes_that_end_with_the_server(
     monkeypatch.setattr(serve, "neighbours", lambda: "somebody is called so, too")
     with ThreadPoolExecutor(1) as clients:
         using = clients.submit(use)
-        serve_models.serve_models((), None, settings_with(three))
+        serve_models.serve_models((), read_settings(None, settings_with(three)))
         listed, first, third = using.result()
     assert [entry["id"] for entry in listed["data"]] == ["first", "org/third", "second"]
     assert {entry["max_model_len"] for entry in listed["data"]} == {256}
@@ -295,8 +295,9 @@ def test_what_a_model_can_do_is_read_from_its_files(three: Path) -> None:
     model = on_disk(read_settings(None, settings_with(three)), 4096 * MIB)
     for _ in range(2):
         assert (model.facts().family, model.facts().parameters > 0) == ("qwen3", True)
-        assert model.abilities().capabilities[0] == "completion"
-        assert model.abilities().template
+        capabilities, template = model.abilities()
+        assert capabilities[0] == "completion"
+        assert template
     os.mkfifo(three / "first/chat_template.jinja")
     with pytest.raises(LoadError, match=r"chat_template\.jinja: this is no regular file"):
         model.abilities()

@@ -6,11 +6,13 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
+from server.http.app import create_app
 from server.protocol.chat.request import ChatRequest
 from server.protocol.common import WireModel
 from server.protocol.completions import CompletionRequest
 from server.protocol.ollama.request import OllamaChatRequest
-from server.routes.openapi import LINES, DescribedApp, takes
+from server.routes.openapi import LINES, takes
+from server.routes.service import Service
 
 
 async def schema_of(http: httpx2.AsyncClient) -> dict[str, Any]:
@@ -83,6 +85,6 @@ def test_only_what_can_be_streamed_promises_a_stream(
     assert described["responses"]["200"]["content"].keys() == kinds
 
 
-def test_a_schema_is_made_once() -> None:
-    app = DescribedApp(title="quire", version="1")
+def test_a_schema_is_made_once(service: Service) -> None:
+    app = create_app(service)
     assert app.openapi() is app.openapi()

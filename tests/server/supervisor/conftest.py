@@ -19,7 +19,7 @@ from server.http.server import DrainedServer, http_config
 from server.protocol.ollama.answer import ModelFacts
 from server.supervisor.app import create_front
 from server.supervisor.front import Front
-from server.supervisor.models import Abilities, ManagedModel, MemoryNeeds, ModelSupervisor
+from server.supervisor.models import ManagedModel, MemoryNeeds, ModelSupervisor
 from server.supervisor.process import LoadError, ModelProcess, Start
 from tests.server.harness import DEADLINE_S, eventually
 from tests.simulation.runner import Clock
@@ -95,8 +95,8 @@ class Source:
     def facts(self) -> ModelFacts:
         return ModelFacts("qwen3", 4_000_000_000, "4bit", 2_000_000_000)
 
-    def abilities(self) -> Abilities:
-        return Abilities(("completion", "tools"), "the template")
+    def abilities(self) -> tuple[tuple[str, ...], str]:
+        return ("completion", "tools"), "the template"
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
         del needs
