@@ -16,7 +16,7 @@ from server.http.server import listen, serve_app
 from server.protocol.ollama.answer import ModelFacts
 from server.supervisor.app import create_front
 from server.supervisor.front import Front
-from server.supervisor.models import Abilities, MemoryNeeds, ModelSupervisor
+from server.supervisor.models import MemoryNeeds, ModelSupervisor
 from server.supervisor.process import ModelProcess, Start
 from server.text.tokenizer import Tokenizer
 from tests.clients.models import tokenizer_only
@@ -55,8 +55,8 @@ class ParrotSource:
     def facts(self) -> ModelFacts:
         return ModelFacts()
 
-    def abilities(self) -> Abilities:
-        return Abilities(("completion", "tools", "thinking"), self.template.template.text)
+    def abilities(self) -> tuple[tuple[str, ...], str]:
+        return ("completion", "tools", "thinking"), self.template.template.text
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
         del needs
