@@ -129,14 +129,7 @@ class Disk:
         self._given = [place.folder for place in places if isinstance(place, InFolder)]
 
     def models(self) -> list[LocalModel]:
-        """Return the models that can be served, of those that were named."""
-        places = self._named.values()
-        return [
-            model
-            for model in self._all()
-            if model.problem is None
-            and (not places or any(_is_at(place, model) for place in places))
-        ]
+        return self._served(self._all())
 
     def checked(self) -> list[LocalModel]:
         """Return ``models()``. Raises ModelError if a named model cannot be served, or none can."""
@@ -153,7 +146,7 @@ class Disk:
                 f"there is no model on this disk that can be served{why}: `quire pull ORG/NAME` "
                 "fetches one, and `quire serve demo` needs none"
             )
-        return self.models()
+        return self._served(models)
 
     def _all(self) -> list[LocalModel]:
         """Return all models in the configured folders, the hub's cache, and the command line's
@@ -165,6 +158,11 @@ class Disk:
             more = local_models(given, hub=False, reader=reader)
             models |= {model.name: model for model in more}
         return [models[name] for name in sorted(models, key=str.lower)]
+
+    def _served(self, models: Iterable[LocalModel]) -> list[LocalModel]:
+        """Return the models that can be served, of those that were named."""
+        able, places = [each for each in models if each.problem is None], self._named.values()
+        return [each for each in able if not places or any(_is_at(place, each) for place in places)]
 
 
 def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:
