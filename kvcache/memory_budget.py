@@ -303,10 +303,10 @@ def slots_within(
     useful = (SLOTS_PER_SEQUENCE + SLOTS_PER_CONVERSATION) * max_sequences
     share = min(int(budget * STATE_SHARE), budget - kv_bytes)
     room = share if arena is None else min(share, arena)
-    slots = min(useful, room // slot_bytes)
+    slots = room // slot_bytes
     if slots >= 3 * SLOTS_PER_SEQUENCE:
         slots -= slots % SLOTS_PER_SEQUENCE
-    return max(fewest, slots)
+    return max(fewest, min(useful, slots))
 
 
 def sequences_within(num_slots: int) -> int:

@@ -191,6 +191,7 @@ class EngineLoop:
                 if not self.run_once() and not self._stopping:
                     self._wait()
             self._publish(self._commit(self._pipeline.drain()))
+            self.stats = self._snapshot()
         except Exception as error:
             self._journal.record(error, self._running_prompts())
             raise
