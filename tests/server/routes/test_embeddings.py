@@ -230,3 +230,17 @@ async def test_a_client_may_fill_the_queue_and_takes_its_inputs_along_when_it_le
     gate.open()
     await eventually(lambda: client.in_flight == 0)
     assert connection.status == 499
+
+
+async def test_texts_of_too_many_tokens_together_are_refused(
+    shared_pools: Engine, embedding_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.chat.served_model.MAX_BODY_TOKEN_IDS", 1)
+    most = MAX_MODEL_LEN  # what one text may have, all of them may
+    async with serving(shared_pools.client, embedding_tokenizer) as (_, http):
+        for count, status in ((1, 200), (2, 400)):
+            text = "x" * (most - 1)
+            response = await http.post("/v1/embeddings", json={"input": [text] * count})
+            assert response.status_code == status
+    assert response.json()["error"]["code"] == "too_many_values"
+    assert f"more than {most} tokens together" in response.json()["error"]["message"]
