@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from kvcache.layout import KVShape, SlotLayout, StateSpec
 from kvcache.slot_pool import StateSegment
 from tests.kvcache.blocks import MistakeError
+from tests.kvcache.memory_faults import MemoryFaults
 
 # Two recurrent layers, so that what lies behind the first state is the second one.
 STATES = (StateSpec(1, 2, 4, 4, tail_rows=3),) * 2
@@ -35,6 +36,7 @@ class StrictStates:
     room: int = 1 << 20
     """Slots that the system gives memory."""
     releases_slots: bool = True
+    faults: MemoryFaults = field(default_factory=MemoryFaults)
     allocated: set[int] = field(default_factory=set)
     _memory: bytearray = field(init=False)
     _uses: dict[int, list[_Use]] = field(default_factory=dict)
@@ -47,7 +49,8 @@ class StrictStates:
         return self.layout.slot_bytes
 
     def commit(self, slot: int) -> bool:
-        if slot not in self.allocated and len(self.allocated) == self.room:
+        is_full = len(self.allocated) == self.room
+        if slot not in self.allocated and (is_full or self.faults.refuse()):
             return False
         self.allocated.add(slot)
         return True

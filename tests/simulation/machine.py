@@ -56,7 +56,7 @@ class Machine:
         most = world.limits.max_num_seqs
         limits = CacheLimits(world.budget_bytes, most, 2 * most, config)
         slot = world.layout.shape.slot
-        self.states = None if slot is None else StrictStates(world.num_slots, slot)
+        self.states = None if slot is None else StrictStates(world.num_slots, slot, faults=faults)
         self.kv = KVCacheManager(
             world.layout, self.memories, limits, identity=b"simulated", states=self.states
         )
