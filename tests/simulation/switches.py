@@ -120,7 +120,7 @@ SWITCHES = (
     Switch("dense", one_in(12), _dense),
     Switch("groups", (1, 1, 1, 2), _groups),
     Switch("company", (1, 2, 3, 4, 4, 6, 8), _company),
-    Switch("little-room", (1000.0, 1000.0, 1.0, 1.0, 1.3, 1.6, 2.0, 3.0), _little_room),
+    Switch("little-room", (1000.0, 1.0, 1.0, 1.3, 1.6, 2.0), _little_room),
     Switch("states", (False, True), _states),
     Switch("prefixes", (False, *(True,) * 9), "shares_prefixes"),
     Switch("sharers", (1000, 1000, 2, 3), "max_sharers"),

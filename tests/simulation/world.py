@@ -129,7 +129,7 @@ def draw_sizes(rng: Random) -> World:
         token_s=10 ** rng.uniform(-5, -3),
         arrivals=_draw_arrivals(rng),
         longest_prompt=max(1, round(longest * rng.choice((0.2, 0.4, 0.7, 1.0)))),
-        longest_answer=rng.choice((1, 6, 30, 60)),
+        longest_answer=rng.choice((1, 30, 60, 60)),
         system_prompts=tuple(systems),
     )
     return replace(world, heaps=world.heaps_for(1))
