@@ -22,10 +22,9 @@ from engine.step.runner import Model, ModelRunner
 from engine.step.scheduler import Scheduler
 from engine.step.token_budget import ALONE_TARGETS, CALM_FRACTION, GPU_TILE_ROWS, TokenBudget
 from engine.types import EngineLimits
-from kvcache.kv_backends import KVBackend, KVBackendChoice
-from kvcache.layout import KVFormat, KVShape, LayoutError
-from kvcache.manager import KVCacheManager
-from kvcache.memory_budget import (
+from kvcache.backends.choice import KVBackend, KVBackendChoice
+from kvcache.backends.new import new_backends, new_states
+from kvcache.budget import (
     BudgetError,
     CacheLimits,
     CacheRequest,
@@ -35,7 +34,8 @@ from kvcache.memory_budget import (
     gib,
     smallest_context,
 )
-from kvcache.new_backend import new_backends, new_states
+from kvcache.layout import KVFormat, KVShape, LayoutError
+from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)
 

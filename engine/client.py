@@ -29,8 +29,8 @@ from engine.types import (
     ShareFullError,
     TokenEvent,
 )
-from kvcache.backend import BackendFailedError
-from kvcache.gpu_failures import GPUFailure
+from kvcache.backends.backend import BackendFailedError
+from kvcache.backends.faults import GPUFailure
 
 
 @dataclass(slots=True)

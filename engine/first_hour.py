@@ -18,8 +18,8 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.selftest import MachineReport, SelfTestOptions, check_kv_backend, check_machine
-from kvcache.fault_memory import write_through
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.faults import write_through
 from kvcache.selftest.machine import Machine, this_machine
 from kvcache.selftest.run import (
     LIMIT_S,

@@ -16,10 +16,9 @@ from typing import Literal
 import numpy as np
 
 from engine.config import EngineConfig
-from kvcache.backend import BackendFailedError
-from kvcache.fault_memory import DEATHS, FaultMemory, read_record, write_record
-from kvcache.gpu_failures import GPUFailure
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.backend import BackendFailedError
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.faults import DEATHS, FaultMemory, GPUFailure, read_record, write_record
 from kvcache.selftest.machine import this_machine
 from kvcache.user_folders import cache_folder
 

@@ -9,8 +9,7 @@ from engine.build import EnginePlan, plan_engine
 from engine.config import EngineConfig
 from engine.machine import MachineMemory, gpu_memory, machine_memory
 from engine.models.checkpoint import Checkpoint
-from kvcache.fault_memory import FaultMemory
-from kvcache.kv_backends import (
+from kvcache.backends.choice import (
     NO_DEVICE,
     NO_METAL,
     KVBackend,
@@ -20,8 +19,9 @@ from kvcache.kv_backends import (
     choose_mapping,
     choose_release,
 )
-from kvcache.memory_budget import BudgetError, gib
-from kvcache.native_backends import system_file_limit
+from kvcache.backends.faults import FaultMemory
+from kvcache.backends.posix import system_file_limit
+from kvcache.budget import BudgetError, gib
 from kvcache.selftest.machine import this_machine, wheel_warning
 from kvcache.selftest.run import CacheSize, SelfTest, has_passed, run_selftest
 

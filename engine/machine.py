@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from kvcache.memory_budget import usable_bytes
+from kvcache.budget import usable_bytes
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUP = Path("/proc/self/cgroup")

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.step.sequence import Sequence
 from engine.types import EngineStats, MissReason
-from kvcache.memory_map import KVMap as KVMap
+from kvcache.inspector import KVMap as KVMap
 
 # A memory map lists at most this many running sequences, and at most this many waiting sequences.
 MAX_SHOWN_SEQUENCES = 256

@@ -23,8 +23,7 @@ from engine.machine import (
     pressure_source,
     raise_descriptor_limit,
 )
-from kvcache.fault_memory import Act, FaultMemory, forget_deaths
-from kvcache.kv_backends import (
+from kvcache.backends.choice import (
     NO_DEVICE,
     NO_METAL,
     ON_METAL,
@@ -34,6 +33,7 @@ from kvcache.kv_backends import (
     choose_kv_backend,
     choose_mapping,
 )
+from kvcache.backends.faults import Act, FaultMemory, forget_deaths
 from kvcache.selftest.machine import Machine, installed_mlx, this_machine, wheel_tag, wheel_warning
 from kvcache.selftest.run import (
     STRESS_LIMIT_S,

@@ -13,10 +13,10 @@ from engine.figures import HistogramCounts as HistogramCounts
 from engine.figures import MlxMemory as MlxMemory
 from kvcache.block_hashes import BlockHashes as BlockHashes
 from kvcache.block_hashes import PrefixSalt as PrefixSalt
-from kvcache.prefix_index import MissReason as MissReason
 from kvcache.sequences import NO_BOUNDARIES as NO_BOUNDARIES
 from kvcache.sequences import PromptBoundaries as PromptBoundaries
 from kvcache.stats import KVStats as KVStats
+from kvcache.stats import MissReason as MissReason
 from kvcache.stats import SlotStats as SlotStats
 
 FORM_LIMITS = "the answer's form has come to its limits"

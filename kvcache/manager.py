@@ -6,17 +6,16 @@ them, and a sequence is at the same position in all."""
 
 from collections.abc import Sequence
 
-from kvcache.backend import BackendFailedError, PageBackend, Releases, StateMemory
+from kvcache.backends.backend import BackendFailedError, PageBackend, Releases, StateMemory
 from kvcache.block_hashes import BlockHashes, PrefixSalt
+from kvcache.budget import CacheLimits
 from kvcache.groups import make_groups
 from kvcache.groups.base import StepPlan, evict_cheapest
+from kvcache.inspector import KVMap
 from kvcache.layout import KVLayout
-from kvcache.memory_budget import CacheLimits
-from kvcache.memory_map import KVMap
-from kvcache.pending_prefixes import PendingPrefixes
-from kvcache.prefix_index import MissReason
+from kvcache.prefixes import PendingPrefixes
 from kvcache.sequences import NO_BOUNDARIES, CachedSequence, Progress, PromptBoundaries
-from kvcache.stats import KVStats, total
+from kvcache.stats import KVStats, MissReason, total
 from kvcache.views import KVViews, OrderingHandles, layer_regions
 
 

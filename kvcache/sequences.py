@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from kvcache.block import Block, BlockState, SparseBuffer
 from kvcache.block_hashes import BlockHashes
+from kvcache.records import Block, BlockState, SparseBuffer
 
 
 class PromptBoundaries(NamedTuple):

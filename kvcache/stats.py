@@ -1,8 +1,38 @@
-"""Statistics of the cache's memory."""
+"""Statistics of the cache's memory, and the reasons for misses."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any
+
+
+class MissReason(Enum):
+    """The reason that a prompt shares no more cached tokens: a name for reports, and an explanation
+    for people. "There" is the position up to which K and V are cached."""
+
+    NEVER_CACHED = "never_cached", "nobody with this key and salt has sent the tokens from there on"
+    EVICTED = (
+        "evicted",
+        "the tokens from there on were evicted since, because memory was short or nobody used them "
+        "for too long",
+    )
+    STATE_EVICTED = (
+        "state_evicted",
+        "the state of the recurrent layers there was evicted since, so all after an earlier state "
+        "was computed again",
+    )
+    NO_STATE = (
+        "no_state",
+        "no state of the recurrent layers was kept there, so all after an earlier state was "
+        "computed again",
+    )
+
+    message: str
+
+    def __new__(cls, name: str, message: str) -> "MissReason":
+        reason = object.__new__(cls)
+        reason._value_, reason.message = name, message
+        return reason
 
 
 @dataclass(frozen=True, slots=True)

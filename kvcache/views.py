@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import LayerRegions, Segment, StateRows, StepRows
+from kvcache.backends.backend import LayerRegions, Segment, StateRows, StepRows
 from kvcache.layout import KVLayout
 from metal_ext import GatedDelta, QKTransform
 

@@ -14,9 +14,9 @@ from engine.machine import MachineMemory
 from engine.serving import ServingEngine
 from engine.step.loop import Emit, EngineLoop
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
-from kvcache.kv_backends import KVBackend, KVBackendChoice
+from kvcache.backends.choice import KVBackend, KVBackendChoice
+from kvcache.budget import CacheRequest, MemoryDemand, fit
 from kvcache.layout import KVFormat, KVShape, KVSpec
-from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
 from metal_ext import SYSTEM_PAGE_BYTES
 from tests.recall import RecallModel
 

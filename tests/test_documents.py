@@ -10,7 +10,7 @@ import pytest
 from engine.build import unserved
 from engine.models.config import ModelConfig
 from engine.models.families import FAMILIES, read_spec
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
 from server.catalogue.lookup import aliases
 from tests.budget import ROOT, git
 from tests.families import PUBLISHED

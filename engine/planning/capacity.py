@@ -17,15 +17,15 @@ from engine.planning.memory import (
     own_packing,
     resident,
 )
-from kvcache.kv_backends import KVBackend
-from kvcache.layout import KVLayout, dense_layout, grouped_layout, paged_layout
-from kvcache.memory_budget import (
+from kvcache.backends.choice import KVBackend
+from kvcache.budget import (
     BudgetError,
     MemoryDemand,
     sequences_within,
     slots_within,
     smallest_context,
 )
+from kvcache.layout import KVLayout, dense_layout, grouped_layout, paged_layout
 
 CHUNK_TOKENS = 256
 

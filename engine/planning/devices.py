@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from kvcache.kv_backends import ADDRESS_BITS, EARLY_ADDRESS_BITS
+from kvcache.backends.choice import ADDRESS_BITS, EARLY_ADDRESS_BITS
 from metal_ext.loading import LARGER_BUFFERS
 
 GIB = 1024**3

@@ -11,7 +11,7 @@ from engine.planning.cost import CostModel
 from engine.planning.devices import Device
 from engine.planning.memory import ModelShape, own_packing, weights_bytes
 from engine.step.token_budget import ALONE_TARGETS
-from kvcache.kv_backends import KVBackendChoice
+from kvcache.backends.choice import KVBackendChoice
 
 FOUR_BITS = Quantization(4, 64)
 

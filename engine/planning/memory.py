@@ -13,10 +13,10 @@ from engine.models.safetensors_headers import ITEM_BYTES
 from engine.models.spec import GatedDeltaNet, Mixer, ModelSpec
 from engine.models.tensors import FLOAT32_BYTES, grouped_tensors, model_tensors, packed_kind
 from engine.step.sampler import SCORED_ROWS_AT_ONCE
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
+from kvcache.budget import MemoryDemand
 from kvcache.layout import KVFormat, KVShape
-from kvcache.memory_budget import MemoryDemand
-from kvcache.slot_pool import SLOTS_PER_SEQUENCE
+from kvcache.slots import SLOTS_PER_SEQUENCE
 
 KIB = 1024
 # The CPU's kernels pack this many outputs of a matrix in one panel (block of packed weights).

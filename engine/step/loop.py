@@ -27,7 +27,7 @@ from engine.types import (
     SamplingParams,
     TokenEvent,
 )
-from kvcache.backend import BackendFailedError
+from kvcache.backends.backend import BackendFailedError
 from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)

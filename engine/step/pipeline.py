@@ -10,7 +10,7 @@ from typing import NamedTuple
 from engine.figures import StepMeter
 from engine.step.plan import InFlightStep, Outcome, PendingState, StepPlan, StepRunner
 from engine.types import EngineFailedError
-from kvcache.backend import BackendFailedError
+from kvcache.backends.backend import BackendFailedError
 from kvcache.manager import KVCacheManager
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from engine.step.plan import (
 )
 from engine.step.sampler import PendingSamples, joined, pool, sample, score, scored_rows
 from engine.types import EngineFailedError
-from kvcache.backend import BackendFailedError
-from kvcache.gpu_failures import GPUFailure
+from kvcache.backends.backend import BackendFailedError
+from kvcache.backends.faults import GPUFailure
 from kvcache.manager import KVCacheManager
 from kvcache.views import KVViews
 from metal_ext import CpuWorkers

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from kvcache.backend import PageBackend, StateMemory
+from kvcache.backends.backend import PageBackend, StateMemory
+from kvcache.budget import CacheLimits
 from kvcache.evictor import UseClock
 from kvcache.groups.base import KVGroup
 from kvcache.groups.full import FullGroup
 from kvcache.groups.state import StateGroup
 from kvcache.layout import KVLayout
-from kvcache.memory_budget import CacheLimits
-from kvcache.pending_prefixes import PendingPrefixes
+from kvcache.prefixes import PendingPrefixes
 
 
 def make_groups(

@@ -9,10 +9,9 @@ from collections.abc import Collection, Sequence
 
 from kvcache import evictor
 from kvcache.block_hashes import BlockHashes
-from kvcache.memory_map import KVMap
-from kvcache.prefix_index import MissReason
+from kvcache.inspector import KVMap
 from kvcache.sequences import CachedSequence
-from kvcache.stats import KVStats
+from kvcache.stats import KVStats, MissReason
 from kvcache.views import KVViews
 
 # ``(seq_id, start, count)`` of each sequence of a step: it computes tokens [start, start + count).

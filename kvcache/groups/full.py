@@ -3,22 +3,20 @@
 from collections import Counter
 from collections.abc import Collection
 
-from kvcache.backend import Charge, PageBackend, Releases, Segment
-from kvcache.block import Block, BlockState, SparseBuffer
-from kvcache.block_allocator import MAP_AHEAD_TOKENS, BlockAllocator
+from kvcache.allocator import MAP_AHEAD_TOKENS, BlockAllocator
+from kvcache.backends.backend import Charge, PageBackend, Releases, Segment
 from kvcache.block_hashes import BlockHashes
-from kvcache.buffer_pool import BufferPool
+from kvcache.budget import CacheLimits
+from kvcache.buffers import BufferPool
 from kvcache.evictor import NOTHING_TO_EVICT, UseClock
 from kvcache.groups.base import KVGroup, StepPlan
-from kvcache.heap_pool import HeapPool
+from kvcache.inspector import KVMap, map_blocks
 from kvcache.layout import Group
-from kvcache.memory_budget import CacheLimits
-from kvcache.memory_map import KVMap, map_blocks
-from kvcache.pending_prefixes import PendingPrefixes
-from kvcache.prefix_cache import PrefixCache
-from kvcache.prefix_index import MissReason
+from kvcache.pool import HeapPool
+from kvcache.prefixes import PendingPrefixes, PrefixCache
+from kvcache.records import Block, BlockState, SparseBuffer
 from kvcache.sequences import CachedSequence, ClosedSequence, SequenceBlocks
-from kvcache.stats import KVStats
+from kvcache.stats import KVStats, MissReason
 from kvcache.views import KVViews
 
 

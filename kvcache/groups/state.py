@@ -15,15 +15,14 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from kvcache.backend import StateMemory
+from kvcache.backends.backend import StateMemory
 from kvcache.block_hashes import BlockHashes
 from kvcache.evictor import NOTHING_TO_EVICT, UseClock
 from kvcache.groups.base import KVGroup, StepPlan
+from kvcache.inspector import KVMap, map_slots
 from kvcache.layout import SlotLayout
-from kvcache.memory_map import KVMap, map_slots
-from kvcache.prefix_index import MissReason
 from kvcache.sequences import CachedSequence
-from kvcache.slot_pool import (
+from kvcache.slots import (
     ENDS_PER_CONVERSATION,
     SLOTS_PER_CONVERSATION,
     SLOTS_PER_SEQUENCE,
@@ -32,7 +31,7 @@ from kvcache.slot_pool import (
     SlotPool,
     StateSegment,
 )
-from kvcache.stats import KVStats
+from kvcache.stats import KVStats, MissReason
 from kvcache.views import KVViews
 
 # In long prompts, the states are kept at each multiple of this number of tokens.

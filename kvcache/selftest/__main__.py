@@ -12,11 +12,11 @@ from typing import Protocol
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import PageBackend
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.backend import PageBackend
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.metal import WIDE_HEAD
+from kvcache.backends.new import new_backends
 from kvcache.layout import KVLayout, KVShape, KVSpec
-from kvcache.metal_backend import WIDE_HEAD
-from kvcache.new_backend import new_backends
 from kvcache.selftest import kernels
 from kvcache.selftest.kernels import (
     BandwidthChecks,

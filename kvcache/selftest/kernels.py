@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import metal_ext
-from kvcache.backend import PageBackend, Segment, StepRows
+from kvcache.backends.backend import PageBackend, Segment, StepRows
+from kvcache.backends.metal import MetalBackend
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, StateSpec
-from kvcache.metal_backend import MetalBackend
 from kvcache.selftest.kv_backend import NamedCheck, add, map_blocks, require, shut_down
 from kvcache.selftest.reference import (
     DeltaConstants,
@@ -22,7 +22,7 @@ from kvcache.selftest.reference import (
     sample_rows,
 )
 from kvcache.selftest.run import Result
-from kvcache.slot_pool import StateSegment
+from kvcache.slots import StateSegment
 from kvcache.views import layer_regions
 
 # The number of rows of each sequence. The decode kernel divides more than 256 rows into splits, so

@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache.backend import MAPPING_LIMIT_S, PageBackend, Releases, Segment, StepRows
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.backend import MAPPING_LIMIT_S, PageBackend, Releases, Segment, StepRows
+from kvcache.backends.choice import KVBackend
 from kvcache.layout import METAL_PAGES, Group, KVLayout, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.selftest.machine import process_footprint
 from kvcache.selftest.reference import attention, sample_rows

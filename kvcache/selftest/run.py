@@ -12,8 +12,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from kvcache.backends.choice import KVBackend
 from kvcache.child import run
-from kvcache.kv_backends import KVBackend
 from kvcache.layout import KVFormat, KVShape, KVSpec
 from kvcache.selftest.machine import this_machine
 from kvcache.user_folders import cache_folder
@@ -122,7 +122,7 @@ class CacheSize:
 
 
 # The size if no model is given: Qwen3-4B with its whole context, 5.6 GiB of addresses per buffer.
-# Every GPU has addresses for 22 of them (kvcache/memory_budget.py).
+# Every GPU has addresses for 22 of them (kvcache/budget.py).
 USUAL = CacheSize(36, KVSpec(8, 128), max_tokens=40960, heap_bytes=64 << 20, buffers=22)
 
 

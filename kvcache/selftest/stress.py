@@ -6,7 +6,7 @@ import time
 import mlx.core as mx
 import numpy as np
 
-from kvcache.backend import PageBackend, Releases, Segment
+from kvcache.backends.backend import PageBackend, Releases, Segment
 from kvcache.layout import KVLayout
 from kvcache.selftest.kv_backend import (
     SCALE,

@@ -20,7 +20,7 @@ from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore
 from huggingface_hub.utils._http import default_client_factory
 from tqdm import tqdm
 
-from kvcache.memory_budget import gib
+from kvcache.budget import gib
 from server.catalogue.hub_cache import WeightFile, cache_folder, repository_folder
 from server.interrupts import interrupt_says
 

@@ -22,7 +22,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
-from kvcache.memory_budget import gib
+from kvcache.budget import gib
 from server.catalogue.download import (
     COMMIT,
     MAX_SMALL_FILE_BYTES,

@@ -22,7 +22,7 @@ from engine.models.checkpoint import (
 from engine.models.config import AFFINE, ModelConfig
 from engine.models.safetensors_headers import MAX_JSON_BYTES
 from engine.planning.memory import read_shape
-from kvcache.memory_budget import gib
+from kvcache.budget import gib
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.foreign_files import (
     CONFIG_FILE,

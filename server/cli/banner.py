@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from engine.build import EnginePlan
-from kvcache.memory_budget import gib
+from kvcache.budget import gib
 from server.catalogue.names import printable
 from server.config import WILDCARDS, Config
 from server.http.guards.keys import only_this_machine

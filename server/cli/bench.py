@@ -14,7 +14,7 @@ from typing import Any
 from engine.client import EngineClient, TokenStream
 from engine.machine import machine_memory
 from engine.types import FinishReason, Request, SamplingParams
-from kvcache.memory_budget import gib
+from kvcache.budget import gib
 from kvcache.selftest.machine import process_footprint, this_machine
 from server.cli.log import configure_log
 from server.cli.model_files import ModelError, read_model

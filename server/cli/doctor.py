@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.first_hour import FirstHour
 from engine.selftest import KVBackendReport, MachineReport, SelfTestOptions, check_machine
-from kvcache.memory_budget import gib
+from kvcache.budget import gib
 from kvcache.selftest.run import SelfTest, SelfTestReport
 from server.cli.settings import read_settings
 from server.config import SettingError, Tables, engine_config

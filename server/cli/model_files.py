@@ -15,10 +15,10 @@ from engine.build import EnginePlan
 from engine.kv_backend import plan_for_this_machine, plan_on
 from engine.models.checkpoint import Checkpoint, CheckpointError
 from engine.models.config import ModelConfig
+from kvcache.backends.choice import KVBackendChoice, KVBackendError
+from kvcache.budget import BudgetError, gib
 from kvcache.child import Child
-from kvcache.kv_backends import KVBackendChoice, KVBackendError
 from kvcache.layout import LayoutError
-from kvcache.memory_budget import BudgetError, gib
 from server.catalogue.folder_reader import FolderReader, reading_process
 from server.catalogue.hub import FoundModel, find_model, model_names
 from server.catalogue.lm_studio import is_below, lm_studio_folders

@@ -12,8 +12,8 @@ from huggingface_hub.errors import CacheNotFound
 
 from engine.build import EnginePlan
 from engine.models.checkpoint import Checkpoint
-from kvcache.kv_backends import KVBackendChoice
-from kvcache.memory_budget import gib
+from kvcache.backends.choice import KVBackendChoice
+from kvcache.budget import gib
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, check_room, find_model, free_bytes
 from server.catalogue.hub_cache import (

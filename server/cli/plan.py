@@ -13,7 +13,7 @@ from engine.planning.capacity import CHUNK_TOKENS, CapacityReport, plan_capacity
 from engine.planning.devices import DEVICES, Device, find_device, this_device
 from engine.planning.estimate import Estimate, estimate, in_four_bits, plan_elsewhere
 from engine.planning.memory import ModelShape, kv_shape, read_shape
-from kvcache.memory_budget import gib
+from kvcache.budget import gib
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model
 from server.catalogue.local_models import shape_problem

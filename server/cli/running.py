@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from kvcache.memory_budget import gib
+from kvcache.budget import gib
 from server.cli.sentences import table
 from server.config import WILDCARDS, Config, StartError
 

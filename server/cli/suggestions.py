@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from engine.planning.estimate import Estimate
-from kvcache.memory_budget import gib
+from kvcache.budget import gib
 from server.cli.models import Machine
 from server.cli.plan import LONG_PROMPT, SHORT_CONTEXT, Target, rate, read_estimate
 from server.cli.sentences import table

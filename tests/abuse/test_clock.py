@@ -27,7 +27,7 @@ WALL_CLOCKS = {
 ALLOWED = {
     ("server/chat/served_model.py", "new_metadata"),
     ("server/protocol/responses/answer.py", "whole"),
-    ("kvcache/fault_memory.py", "write_record"),
+    ("kvcache/backends/faults.py", "write_record"),
     ("engine/models/identity.py", "content_digest"),
     ("engine/power.py", "__init__"),
     ("server/cli/doctor.py", "run_first_hour"),

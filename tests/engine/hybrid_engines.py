@@ -11,10 +11,10 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.weights import load_model
 from engine.step.loop import Emit, EngineLoop
 from engine.step.runner import Model
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
+from kvcache.budget import CacheRequest, MemoryDemand, fit
 from kvcache.layout import KVFormat
-from kvcache.memory_budget import CacheRequest, MemoryDemand, fit
-from kvcache.slot_pool import SLOTS_PER_SEQUENCE
+from kvcache.slots import SLOTS_PER_SEQUENCE
 from tests.engines import CONFIG, MACHINE, ON_CPU
 
 VOCABULARY = 512

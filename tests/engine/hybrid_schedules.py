@@ -26,9 +26,9 @@ from engine.models.checkpoint import Checkpoint
 from engine.models.forward import Forward
 from engine.step.loop import EngineLoop
 from engine.types import FinishReason, PromptBoundaries, Request, SamplingParams, TokenEvent
+from kvcache.backends.posix import NativeStates
 from kvcache.block_hashes import PrefixSalt
 from kvcache.manager import KVCacheManager
-from kvcache.native_backends import NativeStates
 from tests.engine.hybrid_engines import VOCABULARY, hybrid_loop, load_hybrid
 from tests.engine.models.hybrids import Steps, write_hybrid
 from tests.engines import request_of, steps

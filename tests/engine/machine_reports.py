@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.machine import MachineMemory
 from engine.selftest import Extension, KVBackendReport, MachineReport
-from kvcache.kv_backends import KVBackend, MetalDevice
+from kvcache.backends.choice import KVBackend, MetalDevice
 from kvcache.selftest.machine import Machine
 from kvcache.selftest.run import Result, SelfTest, SelfTestReport
 

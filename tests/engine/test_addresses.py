@@ -12,9 +12,9 @@ import pytest
 from engine.models.checkpoint import promised_checkpoint
 from engine.planning.devices import find_device
 from engine.planning.estimate import plan_elsewhere
-from kvcache.backend import Charge, Releases
+from kvcache.backends.backend import Charge, Releases
+from kvcache.budget import ADDRESS_PARTS, CacheLimits
 from kvcache.manager import KVCacheManager
-from kvcache.memory_budget import ADDRESS_PARTS, CacheLimits
 from server.cli.suggestions import configs
 from server.config import Config, engine_config
 from tests.kvcache.managers import complete_steps, epochs_of, grow, join

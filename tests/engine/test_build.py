@@ -20,9 +20,9 @@ from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, promised_checkpoint, read_checkpoint
 from engine.planning.memory import activation_bytes, attention_scratch_bytes
 from engine.types import PrefixSalt
-from kvcache.kv_backends import KVBackend, KVBackendChoice
+from kvcache.backends.choice import KVBackend, KVBackendChoice
+from kvcache.budget import BudgetError
 from kvcache.layout import KVFormat, LayoutError
-from kvcache.memory_budget import BudgetError
 from tests.engines import CONFIG, ON_CPU
 from tests.models import QWEN3_4B, write_config, write_model
 

@@ -14,10 +14,10 @@ import pytest
 import engine.build
 from engine.step.loop import EngineLoop
 from engine.types import FinishReason, Request, SamplingParams
-from kvcache.backend import PageBackend
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.backend import PageBackend
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.new import new_backends
 from kvcache.layout import Group
-from kvcache.new_backend import new_backends
 from tests.engine.test_recall_engine import assert_empty
 from tests.engines import (
     BLOCK_BYTES,

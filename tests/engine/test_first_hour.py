@@ -14,7 +14,7 @@ from engine import first_hour
 from engine.config import EngineConfig
 from engine.first_hour import FirstHour, private_data, without
 from engine.selftest import KVBackendReport, SelfTestOptions
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
 from kvcache.selftest.run import Outcome, Result, SelfTest, SelfTestReport
 from tests.engine.machine_reports import MAC
 

@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from engine.build import plan_engine
-from kvcache import native_backends
-from kvcache.kv_backends import KVBackend, KVBackendChoice
+from kvcache.backends import posix
+from kvcache.backends.choice import KVBackend, KVBackendChoice
 from kvcache.layout import LayoutError
 from tests.engine.hybrid_engines import VOCABULARY
 from tests.engine.hybrid_schedules import (
@@ -79,7 +79,7 @@ def test_states_that_were_evicted_give_their_memory_back_and_are_computed_again(
 def test_what_nobody_uses_for_a_while_goes_back_with_its_states(
     hybrid: Hybrid, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_backends, "MEASURED_EVERY_S", 0.0)
+    monkeypatch.setattr(posix, "MEASURED_EVERY_S", 0.0)
     heard = Heard()
     loop = engine(hybrid, heard, overlap=True, prefix_keep_s=0.0, idle_release_s=0.0)
     loop.mailbox.put(asked(1, [5] * 70, 40))

@@ -8,9 +8,9 @@ from engine.config import EngineConfig
 from engine.journal import HEALTHY_S, MAX_DEATHS, Journal
 from engine.step.loop import EngineLoop
 from engine.types import EngineFailedError
-from kvcache.backend import BackendFailedError
-from kvcache.fault_memory import forget_deaths
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.backend import BackendFailedError
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.faults import forget_deaths
 from kvcache.user_folders import cache_folder
 from tests.engines import Answers, recall_loop
 

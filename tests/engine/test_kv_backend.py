@@ -20,8 +20,8 @@ from engine.kv_backend import (
 )
 from engine.machine import machine_memory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
-from kvcache.fault_memory import FaultMemory
-from kvcache.kv_backends import NO_DEVICE, NO_METAL, KVBackend, KVBackendChoice, KVBackendError
+from kvcache.backends.choice import NO_DEVICE, NO_METAL, KVBackend, KVBackendChoice, KVBackendError
+from kvcache.backends.faults import FaultMemory
 from kvcache.layout import LayoutError
 from kvcache.selftest.run import USUAL, SelfTest, SelfTestReport, write_stamp
 from tests.engines import CONFIG

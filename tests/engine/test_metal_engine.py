@@ -26,16 +26,15 @@ from engine.step.loop import Emit, EngineLoop
 from engine.step.plan import Outcome, StepPlan
 from engine.step.runner import ModelRunner, ModelStep
 from engine.types import EngineFailedError, FinishReason, Request, SamplingParams
-from kvcache.fault_memory import FaultMemory
-from kvcache.gpu_failures import GPUFailure
-from kvcache.kv_backends import KVBackend, KVBackendChoice
+from kvcache.backends.choice import KVBackend, KVBackendChoice
+from kvcache.backends.faults import FaultMemory, GPUFailure
 from kvcache.layout import LayoutError
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import LLAMA3, YARN
 from tests.engines import CONFIG, Answers, Scripted, every_third, greedy, run_dry, started, steps
+from tests.kvcache.backends.test_gpu_failures import TEXTS as METALS_TEXTS
 from tests.kvcache.managers import epochs_of, full_group
 from tests.kvcache.metal_double import NO_MEMORY, Device, install
-from tests.kvcache.test_gpu_failures import TEXTS as METALS_TEXTS
 from tests.models import SMALL, write_model
 from tests.reference import load_reference
 

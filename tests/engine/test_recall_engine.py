@@ -11,9 +11,9 @@ import metal_ext
 from engine.messages import Abort
 from engine.step.loop import EngineLoop
 from engine.types import FinishReason, Request, SamplingParams
-from kvcache.backend import Segment
+from kvcache.backends.backend import Segment
+from kvcache.backends.posix import PosixBackend
 from kvcache.layout import KVFormat, KVShape, KVSpec, paged_layout
-from kvcache.native_backends import PosixBackend
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop, run_dry, steps
 from tests.kvcache.managers import full_group, join, manager
 from tests.recall import WrongSlotError, recall, recall_many

@@ -26,8 +26,8 @@ from engine.selftest import (
     read_extension,
 )
 from engine.types import EngineFailedError
-from kvcache.fault_memory import Act, FaultMemory
-from kvcache.kv_backends import NO_DEVICE, NO_METAL, ON_METAL, KVBackend
+from kvcache.backends.choice import NO_DEVICE, NO_METAL, ON_METAL, KVBackend
+from kvcache.backends.faults import Act, FaultMemory
 from kvcache.selftest.run import Outcome, SelfTest, SelfTestReport, has_passed, write_stamp
 from tests.engine.machine_reports import DEVICE, FAILED, GIB, MAC, PASSED, SAID, with_sparse
 from tests.kvcache.metal_double import Device, install

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.step.sequence import Sequence as WaitingSequence
-from kvcache.backend import PageBackend, StateMemory
-from kvcache.block import Block, BlockState
+from kvcache.backends.backend import PageBackend, StateMemory
 from kvcache.block_hashes import PrefixSalt
+from kvcache.budget import CacheLimits
 from kvcache.config import CacheSettings
 from kvcache.groups.full import FullGroup
 from kvcache.groups.state import StateGroup
 from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, paged_layout
 from kvcache.manager import KVCacheManager
-from kvcache.memory_budget import CacheLimits
+from kvcache.records import Block, BlockState
 from kvcache.sequences import PromptBoundaries
 from tests.kvcache.strict_memory import StrictMemory
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from kvcache.memory_map import GroupMap, KVMap
+from kvcache.inspector import GroupMap, KVMap
 from kvcache.stats import KVStats
 
 

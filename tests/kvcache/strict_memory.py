@@ -15,7 +15,7 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-from kvcache.backend import BackendFailedError, Charge, Releases, Segment
+from kvcache.backends.backend import BackendFailedError, Charge, Releases, Segment
 from kvcache.layout import Group
 from tests.kvcache.blocks import POISON, POISON_BYTES, Block, Mapping, MappingState, MistakeError
 from tests.kvcache.memory_faults import MemoryFaults

@@ -6,7 +6,7 @@ from struct import Struct
 from typing import Any, NamedTuple
 
 from kvcache.layout import KVShape, SlotLayout, StateSpec
-from kvcache.slot_pool import StateSegment
+from kvcache.slots import StateSegment
 from tests.kvcache.blocks import MistakeError
 from tests.kvcache.memory_faults import MemoryFaults
 

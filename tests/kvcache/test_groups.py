@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 import metal_ext
-from kvcache.backend import PageBackend
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.backend import PageBackend
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.new import new_backends
+from kvcache.backends.posix import system_heap_limit, system_mapping_limit
 from kvcache.layout import paged_layout
 from kvcache.manager import KVCacheManager
-from kvcache.native_backends import system_heap_limit, system_mapping_limit
-from kvcache.new_backend import new_backends
 from tests.kvcache.managers import (
     TOKENS,
     complete_steps,

@@ -1,6 +1,6 @@
 import pytest
 
-from kvcache.backend import BackendFailedError, Charge, Releases
+from kvcache.backends.backend import BackendFailedError, Charge, Releases
 from kvcache.layout import dense_layout
 from kvcache.manager import KVCacheManager
 from tests.kvcache.managers import (

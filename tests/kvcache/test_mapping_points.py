@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from kvcache.backend import BackendFailedError, Charge, Releases
-from kvcache.block_allocator import MAP_AHEAD_AT_POINT_TOKENS
+from kvcache.allocator import MAP_AHEAD_AT_POINT_TOKENS
+from kvcache.backends.backend import BackendFailedError, Charge, Releases
 from kvcache.manager import KVCacheManager
 from tests.kvcache.managers import (
     HEAP_BLOCKS,

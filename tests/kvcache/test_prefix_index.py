@@ -1,10 +1,11 @@
 import pytest
 
-from kvcache import evictor, prefix_index
-from kvcache.block import Block, BlockState
+from kvcache import evictor, prefixes
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.evictor import UseClock
-from kvcache.prefix_index import MissReason, PrefixIndex
+from kvcache.prefixes import PrefixIndex
+from kvcache.records import Block, BlockState
+from kvcache.stats import MissReason
 
 SIZE = 4
 
@@ -154,7 +155,7 @@ def test_the_queue_of_leaves_does_not_grow_with_their_uses() -> None:
     for _ in range(200):
         for hashes in prompts:
             cache.keep(hashes)
-    assert len(cache.index._queues[False]) <= 2 * 3 + prefix_index.STALE_QUEUE_ENTRIES + 1
+    assert len(cache.index._queues[False]) <= 2 * 3 + prefixes.STALE_QUEUE_ENTRIES + 1
     assert len(cache.evict_all()) == 3
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from kvcache import evictor
 from kvcache.block_hashes import PrefixSalt
+from kvcache.budget import CacheLimits
 from kvcache.config import CacheSettings
 from kvcache.groups.state import WAYPOINT_TOKENS
+from kvcache.inspector import SealedSlot
 from kvcache.manager import KVCacheManager
-from kvcache.memory_budget import CacheLimits
-from kvcache.memory_map import SealedSlot
-from kvcache.prefix_index import MissReason
 from kvcache.sequences import PromptBoundaries
-from kvcache.slot_pool import Retention, SlotPool
+from kvcache.slots import Retention, SlotPool
+from kvcache.stats import MissReason
 from kvcache.views import KVViews, OrderingHandles
 from tests.kvcache.managers import BLOCK, TOKENS, paged, settle, state_group
 from tests.kvcache.strict_memory import StrictMemory

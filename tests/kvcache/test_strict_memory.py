@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from kvcache.backend import PageBackend, Releases, Segment
+from kvcache.backends.backend import PageBackend, Releases, Segment
 from kvcache.layout import Group, Region
 from tests.kvcache.blocks import POISON, MistakeError
 from tests.kvcache.memory_faults import MemoryFaults

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import metal_ext
+from kvcache.backends.posix import PosixBackend
 from kvcache.layout import KVFormat, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.manager import KVCacheManager
-from kvcache.native_backends import PosixBackend
 from kvcache.views import layer_regions
 from tests.kvcache import managers
 from tests.kvcache.managers import full_group, join

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from kvcache.memory_budget import BudgetError
+from kvcache.budget import BudgetError
 from tests.simulation.faults import SeedFailedError, SimulationError
 from tests.simulation.mac import mac_hour
 from tests.simulation.seeds import needed_switches, run_seeds

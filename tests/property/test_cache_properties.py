@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvcache.backend import Releases
-from kvcache.block import BlockState
+from kvcache.backends.backend import Releases
 from kvcache.block_hashes import PrefixSalt
+from kvcache.records import BlockState
 from kvcache.sequences import PromptBoundaries
 from tests.kvcache.managers import SHAPE, TOKENS, epochs_of, full_group, manager, paged, two_groups
 from tests.kvcache.maps import map_adds_up

@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from engine.monitor import POLL_S
-from kvcache.backend import MAPPING_LIMIT_S
+from kvcache.backends.backend import MAPPING_LIMIT_S
 from server.config import Config, load
 
 

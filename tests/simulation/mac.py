@@ -12,8 +12,8 @@ from engine.build import plan_engine
 from engine.machine import MachineMemory, PressureLevel, gpu_memory
 from engine.models.checkpoint import promised_checkpoint
 from engine.planning.memory import Q4, read_shape, weights_bytes
-from kvcache.kv_backends import KVBackend, KVBackendChoice
-from kvcache.memory_budget import MemoryPlan
+from kvcache.backends.choice import KVBackend, KVBackendChoice
+from kvcache.budget import MemoryPlan
 from server.config import Config, engine_config
 from tests.kvcache.strict_memory import Manners
 from tests.models import QWEN3_8B, write_config

@@ -7,9 +7,9 @@ from engine.config import EngineConfig
 from engine.step.loop import Emit, EngineLoop
 from engine.step.scheduler import Scheduler
 from engine.step.token_budget import TokenBudget
-from kvcache.backend import Releases
+from kvcache.backends.backend import Releases
+from kvcache.budget import CacheLimits
 from kvcache.manager import KVCacheManager
-from kvcache.memory_budget import CacheLimits
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import StrictStates

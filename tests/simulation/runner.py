@@ -31,7 +31,7 @@ from engine.step.plan import (
 )
 from engine.types import PrefixSalt
 from kvcache.manager import KVCacheManager
-from kvcache.slot_pool import StateSegment
+from kvcache.slots import StateSegment
 from tests.kvcache.blocks import SLOT_BYTES, Block, MistakeError
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import StrictStates

@@ -16,7 +16,7 @@ from engine.step.health_check import HEALTH_CHECK_ID, ModelFailedError
 from engine.step.loop import STALLED_POLL_S
 from engine.step.memory_release import IDLE_POLL_S
 from engine.types import EngineFailedError, FinishReason, Request, SamplingParams, TokenEvent
-from kvcache.backend import BackendFailedError, Releases
+from kvcache.backends.backend import BackendFailedError, Releases
 from tests.simulation.clients import Client
 from tests.simulation.faults import SeedFailedError, SimulationError, TraceLine
 from tests.simulation.machine import Machine

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from engine.types import PrefixSalt
-from kvcache.slot_pool import SLOTS_PER_SEQUENCE
+from kvcache.slots import SLOTS_PER_SEQUENCE
 from tests.kvcache.strict_memory import Manners
 from tests.kvcache.strict_states import STATES
 from tests.simulation.world import World, draw_sizes, layout_of

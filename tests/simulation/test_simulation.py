@@ -4,7 +4,7 @@ failure is printed with its trace; and an hour of a Mac whose system warns all a
 import pytest
 
 import tests.simulation.runner
-from kvcache.memory_budget import GIB
+from kvcache.budget import GIB
 from tests.metal_ext.programs import output_of
 from tests.simulation.__main__ import main
 from tests.simulation.mac import AVAILABLE_BYTES, PEOPLE, WORKING_SET_BYTES, mac_hour, mac_plan

@@ -12,9 +12,9 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.forward import Forward
 from engine.models.weights import load_model
 from engine.step.runner import Model
+from kvcache.backends.posix import NativeStates, PosixBackend
 from kvcache.layout import KVFormat, paged_layout
 from kvcache.manager import KVCacheManager
-from kvcache.native_backends import NativeStates, PosixBackend
 from tests.kvcache.managers import manager
 from tests.models import SMALL, ModelSpec, write_model
 from tests.reference import load_reference

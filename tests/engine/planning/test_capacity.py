@@ -9,7 +9,7 @@ from engine.planning.capacity import CapacityReport, plan_capacity
 from engine.planning.devices import Device, find_device
 from engine.planning.estimate import plan_elsewhere
 from engine.planning.memory import ModelShape, read_shape
-from kvcache.memory_budget import MemoryPlan
+from kvcache.budget import MemoryPlan
 from tests.engines import CONFIG
 from tests.families import PUBLISHED, Published
 from tests.models import QWEN3_4B, write_config

@@ -17,8 +17,8 @@ from engine.planning.memory import (
     read_shape,
     weights_bytes,
 )
-from kvcache.kv_backends import KVBackend
-from kvcache.memory_budget import BudgetError
+from kvcache.backends.choice import KVBackend
+from kvcache.budget import BudgetError
 from tests.engine.planning.test_capacity import FOUR_BITS, GIB, MODELS, chip
 from tests.engine.planning.test_capacity import SERVER as AT_4096
 from tests.models import QWEN3_4B, write_config

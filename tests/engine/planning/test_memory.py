@@ -30,7 +30,7 @@ from engine.planning.memory import (
     weights_bytes,
 )
 from engine.step.sampler import SCORED_ROWS_AT_ONCE
-from kvcache.kv_backends import KVBackend, KVBackendChoice
+from kvcache.backends.choice import KVBackend, KVBackendChoice
 from tests.engines import CONFIG, SHAPE
 from tests.models import QWEN3_4B, TINY, write_config
 

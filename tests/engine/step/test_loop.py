@@ -23,7 +23,7 @@ from engine.step.pipeline import FAILURE_WINDOW_S
 from engine.step.plan import NO_STEP, InFlightStep, StepPlan
 from engine.step.scheduler import Scheduler
 from engine.types import EngineFailedError, FinishReason
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
 from tests.engines import (
     BLOCK_BYTES,
     CONFIG,

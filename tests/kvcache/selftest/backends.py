@@ -6,9 +6,9 @@ from typing import Any
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import PageBackend
-from kvcache.kv_backends import KVBackend
-from kvcache.native_backends import PosixBackend
+from kvcache.backends.backend import PageBackend
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.posix import PosixBackend
 from kvcache.selftest.kv_backend import MAX_TOKENS, SHAPE, small_layout
 
 LAYOUT = small_layout(

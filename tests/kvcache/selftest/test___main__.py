@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
 from kvcache.layout import KVSpec
 from kvcache.selftest import __main__ as program
 from kvcache.selftest import kernels, stress

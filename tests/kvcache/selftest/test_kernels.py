@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.metal import MetalBackend
+from kvcache.backends.posix import PosixBackend
 from kvcache.layout import KVFormat, KVShape, KVSpec
-from kvcache.metal_backend import MetalBackend
-from kvcache.native_backends import PosixBackend
 from kvcache.selftest.kernels import KernelChecks, kernel_specs, name_of, product_checks
 from kvcache.selftest.kv_backend import MAX_TOKENS, run_checks, small_layout
 from kvcache.selftest.run import Result

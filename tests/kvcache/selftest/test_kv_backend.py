@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import metal_ext
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.metal import MetalBackend
+from kvcache.backends.posix import PosixBackend
 from kvcache.layout import METAL_PAGES, KVShape, KVSpec
-from kvcache.metal_backend import MetalBackend
-from kvcache.native_backends import PosixBackend
 from kvcache.selftest import kv_backend as pages
 from kvcache.selftest.kv_backend import (
     QUERIES_PER_HEAD,

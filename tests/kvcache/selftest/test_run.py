@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
 from kvcache.selftest import run
 from kvcache.selftest.machine import this_machine
 from kvcache.selftest.run import (
@@ -112,7 +112,7 @@ def test_the_parent_loads_neither_mlx_nor_the_extension() -> None:
     assert (
         output_of("""
         import sys
-        import kvcache.selftest.run, kvcache.kv_backends, kvcache.kv_backends
+        import kvcache.selftest.run, kvcache.backends.choice, kvcache.backends.choice
         print({"mlx.core", "metal_ext"} & set(sys.modules))
     """)
         == "set()"

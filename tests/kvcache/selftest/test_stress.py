@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
-from kvcache.backend import Releases
-from kvcache.native_backends import PosixBackend
+from kvcache.backends.backend import Releases
+from kvcache.backends.posix import PosixBackend
 from kvcache.selftest import stress
 from kvcache.selftest.kv_backend import run_checks
 from kvcache.selftest.run import Result

@@ -26,7 +26,7 @@ PAUSE_S = 1.0
 MAC = MACS[1].with_limit(SHELL_LIMIT)
 assert MAC.pressure == WARNING
 PASS = """
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
 from kvcache.selftest.run import SelfTest, write_stamp
 write_stamp(SelfTest.RELEASE, KVBackend.SPARSE)
 """

@@ -208,7 +208,7 @@ def take_on() -> None:
     give_resource_infinity()
     found = stand_ins()
     sys.modules.update({f"darwins_{name}": module for name, module in found.items()})
-    after = {"mlx.core": "choose", "metal_ext": "guard", "kvcache.metal_backend": "begin"}
+    after = {"mlx.core": "choose", "metal_ext": "guard", "kvcache.backends.metal": "begin"}
     sys.meta_path.insert(0, OurFinder(after))
 
 

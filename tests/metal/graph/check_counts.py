@@ -30,10 +30,10 @@ from engine.models.stored import StoredWeights
 from engine.models.weights import load_model
 from engine.planning.cost import CostModel
 from engine.planning.devices import CPU
-from kvcache.backend import Segment
+from kvcache.backends.backend import Segment
+from kvcache.backends.metal import MetalBackend
 from kvcache.layout import KVFormat, paged_layout
-from kvcache.metal_backend import MetalBackend
-from kvcache.slot_pool import StateSegment
+from kvcache.slots import StateSegment
 from kvcache.views import KVViews, OrderingHandles, layer_regions
 from metal_ext.loading import LARGER_BUFFERS
 from server.cli.suggestions import configs

@@ -17,7 +17,7 @@ from engine.models.forward import Forward
 from engine.step.loop import EngineLoop
 from engine.step.runner import ModelRunner
 from engine.types import PromptBoundaries, SamplingParams
-from kvcache.kv_backends import KVBackend, KVBackendChoice
+from kvcache.backends.choice import KVBackend, KVBackendChoice
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import YARN
 from tests.engines import CONFIG, Answers, request_of, run_dry

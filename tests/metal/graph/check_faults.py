@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from kvcache.gpu_failures import GPUFailure
+from kvcache.backends.faults import GPUFailure
 from tests.abuse.processes import Process, serving
-from tests.kvcache.test_gpu_failures import TEXTS
+from tests.kvcache.backends.test_gpu_failures import TEXTS
 from tests.metal.graph.check_engine import SPEC
 from tests.metal.graph.program import (
     CULPRIT,

@@ -16,7 +16,7 @@ from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.step.runner import ModelRunner
 from engine.types import SamplingParams
-from kvcache.kv_backends import KVBackend, KVBackendChoice
+from kvcache.backends.choice import KVBackend, KVBackendChoice
 from tests.engines import Answers, request_of, run_dry
 from tests.metal.graph import _standin
 from tests.metal.graph.check_engine import CONFIGURED, ROOMY, SPEC

@@ -6,9 +6,9 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.metal import MetalBackend
 from kvcache.layout import KVLayout
-from kvcache.metal_backend import MetalBackend
 from kvcache.selftest import kv_backend as pages
 from kvcache.selftest import stress
 from kvcache.selftest.kv_backend import KVBackendChecks, run_checks, small_layout

@@ -102,9 +102,9 @@ def main() -> None:
 
     stress.StressChecks = partial(stress.StressChecks, rounds=ROUNDS)  # type: ignore[assignment, misc]
     if "serve" in arguments:
-        import kvcache.backend
+        import kvcache.backends.backend
 
-        kvcache.backend.MAPPING_LIMIT_S = MAPPING_LIMIT_S
+        kvcache.backends.backend.MAPPING_LIMIT_S = MAPPING_LIMIT_S
     mx.set_default_device(mx.Device(mx.cpu))
     mx.set_default_device = lambda device: None
     if program == "quire":

@@ -11,7 +11,7 @@ from itertools import groupby
 
 import mlx.core as mx
 
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
 from kvcache.selftest.__main__ import checks_of
 from kvcache.selftest.kv_backend import run_checks
 from kvcache.selftest.run import Result, SelfTest

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.file_download import http_get
 
-from kvcache.memory_budget import gib
+from kvcache.budget import gib
 from server.catalogue import download
 from server.catalogue import hub as hub_module
 from server.catalogue.download import DownloadError, check_answer

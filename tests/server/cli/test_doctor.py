@@ -9,7 +9,7 @@ import pytest
 
 from engine.first_hour import FirstHour
 from engine.selftest import Extension, MachineReport, SelfTestOptions
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
 from kvcache.selftest.run import SelfTest
 from server.cli import doctor
 from server.cli.doctor import report_lines, run_doctor

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import DeleteCacheStrategy, constants, snapshot_download
 from typer.testing import CliRunner
 
-from kvcache.memory_budget import gib
+from kvcache.budget import gib
 from server.catalogue import hub as hub_module
 from server.catalogue.hub import find_model
 from server.cli.commands import app

@@ -17,8 +17,8 @@ import pytest
 from engine.build import EnginePlan
 from engine.machine import PressureSource, pressure_source
 from engine.models.checkpoint import read_checkpoint
-from kvcache.backend import BackendFailedError
-from kvcache.kv_backends import KVBackend, KVBackendChoice
+from kvcache.backends.backend import BackendFailedError
+from kvcache.backends.choice import KVBackend, KVBackendChoice
 from server.cli import serve
 from server.cli.model_files import ModelError, make_plan
 from server.cli.serve import (

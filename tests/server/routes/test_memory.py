@@ -13,7 +13,7 @@ import pytest
 from engine.client import EngineClient
 from engine.memory_map import KVMap, MemoryMap
 from engine.types import EngineDeadError, EngineStats
-from kvcache.memory_map import GroupMap
+from kvcache.inspector import GroupMap
 from server.config import Config
 from server.routes.memory import MAX_AGE_S, MemoryMapCache
 from server.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ import pytest
 
 from engine.machine import MachineMemory
 from engine.planning.devices import find_device
-from kvcache.kv_backends import MetalDevice
+from kvcache.backends.choice import MetalDevice
 from server.cli import plan as command
 from server.cli.model_files import ModelError
 from server.cli.plan import Target, plan_model

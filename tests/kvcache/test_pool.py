@@ -4,10 +4,10 @@ from unittest import mock
 
 import pytest
 
-from kvcache.backend import Charge, Releases
-from kvcache.block import Block, BlockState, SparseBuffer, runs_of
-from kvcache.heap_pool import HeapPool
+from kvcache.backends.backend import Charge, Releases
 from kvcache.layout import Group, KVFormat, KVShape, KVSpec, paged_layout
+from kvcache.pool import HeapPool
+from kvcache.records import Block, BlockState, SparseBuffer, runs_of
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvcache.kv_backends import KVBackend, KVBackendError, MetalDevice, choose_kv_backend
+from kvcache.backends.choice import KVBackend, KVBackendError, MetalDevice, choose_kv_backend
 
 NOWHERE = "this machine has no Metal device"
 

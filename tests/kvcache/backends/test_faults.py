@@ -13,19 +13,18 @@ from unittest.mock import Mock
 
 import pytest
 
-from kvcache import fault_memory
-from kvcache.fault_memory import Act, FaultMemory
-from kvcache.gpu_failures import GPUFailure
-from kvcache.kv_backends import KVBackend
+from kvcache.backends import faults
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.faults import Act, FaultMemory, GPUFailure
 from kvcache.selftest.machine import this_machine
 from kvcache.user_folders import cache_folder
-from tests.kvcache.test_gpu_failures import TEXTS
+from tests.kvcache.backends.test_gpu_failures import TEXTS
 
 # Says that it is within the act, and waits for its end.
 WITHIN = """
 import sys
-from kvcache.fault_memory import Act, FaultMemory
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.faults import Act, FaultMemory
+from kvcache.backends.choice import KVBackend
 memory = FaultMemory(KVBackend.SPARSE)
 act = Act[sys.argv[1]]
 with memory.session() if act is Act.SERVE else memory.intent(act):
@@ -134,12 +133,12 @@ def test_a_machine_that_went_down_twice_while_serving_is_taken_seriously(
     """``boots`` has the start of the machine of each server that was cut off."""
     with ExitStack() as servers:
         for boot in boots:
-            monkeypatch.setattr(fault_memory, "boot_id", lambda boot=boot: boot)
+            monkeypatch.setattr(faults, "boot_id", lambda boot=boot: boot)
             servers.enter_context(memory.session())
         left = {path: path.read_text() for path in folder.glob("*")}
     for path, text in left.items():
         path.write_text(text)
-    monkeypatch.setattr(fault_memory, "boot_id", lambda: "now")
+    monkeypatch.setattr(faults, "boot_id", lambda: "now")
     assert bool(memory.warning()) == (crashes == 1)
     assert len(memory.found()) == (crashes if crashes > 1 else 0)
     assert FaultMemory(KVBackend.PAGED).warning() == ""
@@ -154,7 +153,7 @@ def test_a_server_that_was_killed_says_nothing_about_the_machine_that_runs_on(
         with memory.session():
             assert len(list(folder.iterdir())) == 1, "the one before is forgotten"
     Other(Act.SERVE).kill()
-    monkeypatch.setattr(fault_memory, "boot_id", lambda: "another")
+    monkeypatch.setattr(faults, "boot_id", lambda: "another")
     with memory.session():
         assert "the next time, another KV backend serves; `quire doctor --stress`" in (
             memory.warning()
@@ -183,7 +182,7 @@ def test_another_machine_system_or_mlx_is_not_to_blame(
 ) -> None:
     memory.record("it hung")
     other = replace(this_machine(), **{changed: "another"})
-    monkeypatch.setattr(fault_memory, "this_machine", lambda: other)
+    monkeypatch.setattr(faults, "this_machine", lambda: other)
     assert FaultMemory(KVBackend.SPARSE).found() == ()
 
 
@@ -247,7 +246,7 @@ def test_a_mac_is_asked_to_write_through_its_drives_own_cache(
     memory: FaultMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(fault_memory, "FULL_SYNC", 51)
+    monkeypatch.setattr(faults, "FULL_SYNC", 51)
     monkeypatch.setattr(fcntl, "fcntl", lambda _, command: asked.append(command))
     memory.record("it hung")
     assert asked == [51]

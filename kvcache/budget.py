@@ -9,8 +9,8 @@ memory is then no limit, because macOS compresses other programs' memory to make
 
 from dataclasses import asdict, dataclass, replace
 
+from kvcache.backends.choice import KVBackend
 from kvcache.config import CacheSettings
-from kvcache.kv_backends import KVBackend
 from kvcache.layout import (
     METAL_PAGES,
     KVLayout,
@@ -19,7 +19,7 @@ from kvcache.layout import (
     paged_layout,
     tokens_of_whole_pages,
 )
-from kvcache.slot_pool import SLOTS_PER_CONVERSATION, SLOTS_PER_SEQUENCE
+from kvcache.slots import SLOTS_PER_CONVERSATION, SLOTS_PER_SEQUENCE
 
 GIB = 1024**3
 MIB = 1024**2

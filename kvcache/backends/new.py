@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import PageBackend, StateMemory
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.backend import PageBackend, StateMemory
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.metal import MetalBackend
+from kvcache.backends.posix import NativeStates, PosixBackend
 from kvcache.layout import Group, SlotLayout
-from kvcache.metal_backend import MetalBackend
-from kvcache.native_backends import NativeStates, PosixBackend
 
 
 def new_backends(

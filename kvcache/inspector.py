@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvcache.block import Block, BlockState
-from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group
+from kvcache.pool import HeapPool
+from kvcache.records import Block, BlockState
 from kvcache.sequences import SequenceBlocks
-from kvcache.slot_pool import Slot
+from kvcache.slots import Slot
 
 # The letter of each BlockState, by the state's value. Free blocks with memory have another letter.
 LETTERS = "fosqcr"

@@ -10,7 +10,7 @@ from functools import partial
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import (
+from kvcache.backends.backend import (
     MAPPING_LIMIT_S,
     BackendFailedError,
     Charge,
@@ -21,11 +21,11 @@ from kvcache.backend import (
     StepRows,
     native_geometry,
 )
-from kvcache.fault_memory import Act, FaultMemory
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.faults import Act, FaultMemory
+from kvcache.backends.posix import NativeMemory
 from kvcache.layout import Group, SlotLayout
-from kvcache.native_backends import NativeMemory
-from kvcache.slot_pool import StateSegment
+from kvcache.slots import StateSegment
 
 # Chunks of more than SHORT_CHUNK rows, with heads of WIDE_HEAD numbers, use MLX's fused attention
 # kernel. It must be forced, because MLX's default kernel stores all attention scores in memory.

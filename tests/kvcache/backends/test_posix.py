@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import kvcache.native_backends
+import kvcache.backends.posix
 import metal_ext
-from kvcache.backend import BackendFailedError, Charge, PageBackend, Releases, Segment
-from kvcache.layout import Group, KVFormat, KVShape, KVSpec, StateSpec, paged_layout
-from kvcache.native_backends import (
+from kvcache.backends.backend import BackendFailedError, Charge, PageBackend, Releases, Segment
+from kvcache.backends.posix import (
     MEASURED_EVERY_S,
     NativeStates,
     PosixBackend,
     system_heap_limit,
     system_mapping_limit,
 )
+from kvcache.layout import Group, KVFormat, KVShape, KVSpec, StateSpec, paged_layout
 from kvcache.views import layer_regions
 from metal_ext import SYSTEM_PAGE_BYTES
 
@@ -217,13 +217,13 @@ def test_a_refused_mapping_is_weather(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_linux_names_its_limit_of_mappings_less_a_reserve() -> None:
     limit = system_mapping_limit()
     assert limit is not None
-    assert limit + kvcache.native_backends.SPARE_MAPPINGS == int(
+    assert limit + kvcache.backends.posix.SPARE_MAPPINGS == int(
         Path("/proc/sys/vm/max_map_count").read_text()
     )
 
 
 def test_elsewhere_nobody_counts_mappings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(kvcache.native_backends, "MAX_MAP_COUNT_FILE", tmp_path / "missing")
+    monkeypatch.setattr(kvcache.backends.posix, "MAX_MAP_COUNT_FILE", tmp_path / "missing")
     assert system_mapping_limit() is None
 
 

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 
 class BlockState(IntEnum):
-    """The state of a block of K and V. The docstring of heap_pool.py explains every state."""
+    """The state of a block of K and V. The docstring of pool.py explains every state."""
 
     FREE = 0
     OWNED = 1

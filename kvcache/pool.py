@@ -19,9 +19,9 @@ block can be taken by that sequence only, until it is unmapped."""
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
-from kvcache.backend import Charge, PageBackend, Releases
-from kvcache.block import Block, BlockState, SparseBuffer, SparseHeap, runs_of
+from kvcache.backends.backend import Charge, PageBackend, Releases
 from kvcache.layout import Group
+from kvcache.records import Block, BlockState, SparseBuffer, SparseHeap, runs_of
 
 # Sizes of free gaps in which to begin a sequence's new blocks, the preferred size first. In a wide
 # gap, the sequence can later take further adjacent blocks.

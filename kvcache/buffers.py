@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from kvcache.backend import MAPPING_LIMIT_S, BackendFailedError, PageBackend
-from kvcache.block import Block, BlockState, MappedRun, PageTable, Pending, SparseBuffer
-from kvcache.heap_pool import HeapPool
+from kvcache.backends.backend import MAPPING_LIMIT_S, BackendFailedError, PageBackend
+from kvcache.budget import CacheLimits
 from kvcache.layout import Group
-from kvcache.memory_budget import CacheLimits
+from kvcache.pool import HeapPool
+from kvcache.records import Block, BlockState, MappedRun, PageTable, Pending, SparseBuffer
 
 
 class BufferPool:

@@ -1,8 +1,8 @@
 import json
 from array import array
 
-from kvcache.block import Block, BlockState
-from kvcache.memory_map import GroupMap, MappedSequence, letter_of
+from kvcache.inspector import GroupMap, MappedSequence, letter_of
+from kvcache.records import Block, BlockState
 from tests.kvcache.managers import (
     BLOCK,
     HEAP_BLOCKS,

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvcache.backend import Releases
+from kvcache.backends.backend import Releases
 from kvcache.block_hashes import PrefixSalt
 from kvcache.manager import KVCacheManager
-from kvcache.prefix_index import MissReason
+from kvcache.stats import MissReason
 from tests.kvcache.managers import (
     BLOCK,
     TOKENS,

@@ -2,12 +2,12 @@
 
 from collections.abc import Collection
 
-from kvcache.block import Block, BlockState
-from kvcache.buffer_pool import BufferPool
+from kvcache.buffers import BufferPool
 from kvcache.evictor import EVICTED_AT_ONCE
-from kvcache.heap_pool import HeapPool
 from kvcache.layout import Group
-from kvcache.prefix_cache import PrefixCache
+from kvcache.pool import HeapPool
+from kvcache.prefixes import PrefixCache
+from kvcache.records import Block, BlockState
 from kvcache.sequences import SequenceBlocks
 
 # A decoding sequence's next block is mapped this many tokens early. The blocks for a prompt's next

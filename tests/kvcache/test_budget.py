@@ -3,10 +3,8 @@ from typing import Any
 
 import pytest
 
-from kvcache.config import CacheSettings
-from kvcache.kv_backends import KVBackend
-from kvcache.layout import KVShape, KVSpec, LayoutError, StateSpec
-from kvcache.memory_budget import (
+from kvcache.backends.choice import KVBackend
+from kvcache.budget import (
     GIB,
     MIB,
     SMALLEST_CONTEXT_TOKENS,
@@ -17,6 +15,8 @@ from kvcache.memory_budget import (
     fit,
     gib,
 )
+from kvcache.config import CacheSettings
+from kvcache.layout import KVShape, KVSpec, LayoutError, StateSpec
 
 SHAPE = KVShape.uniform(28, KVSpec(8, 128))  # 112 KiB per token
 DEMAND = MemoryDemand(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvcache.gpu_failures import GPUFailure
+from kvcache.backends.faults import GPUFailure
 
 NAME = "kIOGPUCommandBufferCallbackError"
 # Metal's words, with the driver's names of macOS 12 and later, and of earlier systems.

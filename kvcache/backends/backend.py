@@ -10,7 +10,7 @@ import mlx.core as mx
 
 import metal_ext
 from kvcache.layout import Group, SlotLayout
-from kvcache.slot_pool import StateSegment
+from kvcache.slots import StateSegment
 from metal_ext import GatedDelta, QKTransform
 
 # A mapping operation that takes longer than this counts as failed. The limit is shorter than the

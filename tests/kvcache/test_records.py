@@ -1,6 +1,6 @@
 import pytest
 
-from kvcache.block import (
+from kvcache.records import (
     Block,
     BlockState,
     MappedRun,

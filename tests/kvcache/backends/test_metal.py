@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import metal_ext
-from kvcache.backend import BackendFailedError, Charge, PageBackend, Releases, Segment
-from kvcache.fault_memory import Act, FaultMemory
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.backend import BackendFailedError, Charge, PageBackend, Releases, Segment
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.faults import Act, FaultMemory
+from kvcache.backends.metal import MetalBackend
 from kvcache.layout import KVLayout, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.manager import KVCacheManager
-from kvcache.metal_backend import MetalBackend
 from kvcache.views import layer_regions
 from tests.kvcache.managers import join, manager
 from tests.kvcache.metal_double import Device, MistakeError, install

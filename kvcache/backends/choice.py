@@ -50,7 +50,7 @@ FIRST_WIDE_FAMILY = "apple9"
 Trial = Callable[[KVBackend], str]
 """Tests a GPU's KV backend on this machine. Returns a description of its fault, or ""."""
 Remembered = Callable[[KVBackend], tuple[str, ...]]
-"""Returns the faults of a GPU's KV backend that kvcache/fault_memory.py has stored."""
+"""Returns the faults of a GPU's KV backend that kvcache/backends/faults.py has stored."""
 
 
 class KVBackendError(ValueError):

@@ -2,10 +2,10 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
-from kvcache.backend import Releases
-from kvcache.kv_backends import KVBackend
+from kvcache.backends.backend import Releases
+from kvcache.backends.choice import KVBackend
+from kvcache.backends.new import new_backends, new_states
 from kvcache.layout import KVShape, KVSpec, StateSpec, dense_layout, paged_layout
-from kvcache.new_backend import new_backends, new_states
 from tests.kvcache.metal_double import install
 
 SHAPE = KVShape.uniform(1, KVSpec(1, 64))

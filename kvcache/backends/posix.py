@@ -9,7 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 
 import metal_ext
-from kvcache.backend import (
+from kvcache.backends.backend import (
     BackendFailedError,
     Charge,
     LayerRegions,
@@ -20,7 +20,7 @@ from kvcache.backend import (
     native_geometry,
 )
 from kvcache.layout import Group, SlotLayout
-from kvcache.slot_pool import StateSegment
+from kvcache.slots import StateSegment
 
 
 class NativeMemory:
