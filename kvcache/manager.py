@@ -43,7 +43,7 @@ class KVCacheManager:
         self._order = OrderingHandles(len(self._layers), len(layout.shape.states))
         self._open: dict[int, CachedSequence] = {}
         releases = backends[0].releases
-        self.releases_memory = releases is not Releases.NOTHING
+        self.releases_memory = not releases.keeps_heaps
         """True if memory can go back to the system before the process ends."""
         self.releases_at_any_time = releases in (Releases.BLOCKS, Releases.HEAPS)
         """True if memory can go back to the system while steps run, as on a CPU."""

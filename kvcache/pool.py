@@ -19,7 +19,7 @@ block can be taken by that sequence only, until it is unmapped."""
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
-from kvcache.backends.backend import Charge, PageBackend, Releases
+from kvcache.backends.backend import PageBackend, Releases
 from kvcache.layout import Group
 from kvcache.records import Block, BlockState, SparseBuffer, SparseHeap, runs_of
 
@@ -49,7 +49,7 @@ class HeapPool:
         """The number of free premapped blocks of each buffer, by the buffer's number."""
         self.saved_blocks = 0
         """The number of further blocks that open sequences would need if they shared none."""
-        if backend.charge is Charge.ALL:
+        if backend.releases is Releases.ARENA:
             while self._make_heap():
                 self._commit(self.heaps[-1].blocks[0])
 
@@ -93,8 +93,7 @@ class HeapPool:
         """Return True if the backend can release memory, and free blocks hold more memory than
         ``slack_bytes`` or than all blocks that may be allocated now."""
         kept_bytes = min(slack_bytes, self.free_blocks * self._group.block_bytes)
-        releases_any = self._backend.releases is not Releases.NOTHING
-        return releases_any and self.free_committed_bytes > kept_bytes
+        return not self._backend.releases.keeps_heaps and self.free_committed_bytes > kept_bytes
 
     def count(self, state: BlockState) -> int:
         return self._counts[state]
@@ -104,7 +103,7 @@ class HeapPool:
         budget, and at least the number of blocks that the backend cannot release now."""
         size = self._group.blocks_per_heap
         kept = self.used_blocks
-        if self._backend.releases is Releases.NOTHING:
+        if self._backend.releases.keeps_heaps:
             kept = len(self.heaps) * size
         elif self._backend.releases is not Releases.BLOCKS:
             kept = sum(heap.states().count(BlockState.FREE) < size for heap in self.heaps) * size
@@ -269,7 +268,7 @@ class HeapPool:
 
     def _has_memory(self, block: Block) -> bool:
         """Return True if the block's heap has memory. Commit the heap first if necessary."""
-        whole = self._backend.charge is not Charge.BLOCKS
+        whole = self._backend.releases is not Releases.BLOCKS
         return block.dirty or not whole or self._backend.commit_heap(block.heap)
 
     def _own(self, block: Block) -> None:
@@ -296,7 +295,7 @@ class HeapPool:
         """Mark the block as occupying physical memory, or its heap if heaps are charged whole."""
         if block.dirty:  # or its whole heap: marked already
             return
-        whole = self._backend.charge is not Charge.BLOCKS
+        whole = self._backend.releases is not Releases.BLOCKS
         for charged in self.heaps[block.heap].blocks if whole else (block,):
             self._dirty_free += charged.state is BlockState.FREE and not charged.dirty
             charged.dirty = True

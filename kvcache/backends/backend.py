@@ -41,20 +41,18 @@ class LayerRegions:
 
 
 class Releases(Enum):
-    """The parts of a backend's memory that can go back to the system before the process ends."""
+    """The parts of a backend's memory that can go back to the system before the process ends. The
+    system counts memory as used by the same parts."""
 
-    BLOCKS = "any blocks, at any time"
-    HEAPS = "whole heaps, at any time"
+    BLOCKS = "any blocks, at any time: each counts from its first mapping"
+    HEAPS = "whole heaps, at any time: each counts, in full, from when it is made, or mapped again"
     IDLE = "whole heaps, when nothing runs"
     NOTHING = "none: heaps are kept"
+    ARENA = "none: all heaps are made, and count, at the start"
 
-
-class Charge(Enum):
-    """The moment from which the system counts a heap's memory as used by this process."""
-
-    BLOCKS = "each block from its first mapping"
-    HEAPS = "each heap, in full, from when it is made, or mapped again after a release"
-    ALL = "all heaps, in full, from the start"
+    @property
+    def keeps_heaps(self) -> bool:
+        return self in (Releases.NOTHING, Releases.ARENA)
 
 
 class BackendFailedError(RuntimeError):
@@ -134,7 +132,6 @@ class PageBackend(Protocol):
 
     name: str
     releases: Releases
-    charge: Charge
     zeroes_blocks: bool
     """True if a block holds zeros after it was mapped writable. Only self-tests read this."""
     mapping_limit: int | None

@@ -13,7 +13,6 @@ import metal_ext
 from kvcache.backends.backend import (
     MAPPING_LIMIT_S,
     BackendFailedError,
-    Charge,
     LayerRegions,
     Releases,
     Segment,
@@ -172,8 +171,8 @@ class MetalBackend(NativeMemory):
         super().__init__(self._kv_backend.new_heap, self._kv_backend.new_range)
         is_dense = kind == "dense"
         self.name = kind
-        self.releases = Releases.IDLE if release_heaps and not is_dense else Releases.NOTHING
-        self.charge = Charge.ALL if is_dense else Charge.HEAPS
+        kept = Releases.ARENA if is_dense else Releases.NOTHING
+        self.releases = Releases.IDLE if release_heaps and not is_dense else kept
         self.shares_blocks = not is_dense
         self.maps_while_running = maps_while_running or kind != "sparse"
         self._arena_bytes = max_buffers * group.heap_bytes if is_dense else None
@@ -226,7 +225,7 @@ class MetalBackend(NativeMemory):
         return self._guarded(Act.UNMAP, partial(super().unmap, buffer, block, count))
 
     def release(self, heap: int, block: int, count: int) -> int:
-        assert self.releases is not Releases.NOTHING, "heaps are kept on this machine"
+        assert not self.releases.keeps_heaps, "heaps are kept on this machine"
         self._released.add(heap)
         return self._guarded(Act.RELEASE, partial(super().release, heap, block, count))
 

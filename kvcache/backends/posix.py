@@ -11,7 +11,6 @@ import mlx.core as mx
 import metal_ext
 from kvcache.backends.backend import (
     BackendFailedError,
-    Charge,
     LayerRegions,
     Releases,
     Segment,
@@ -195,7 +194,6 @@ class PosixBackend(NativeMemory):
             lambda: metal_ext.Heap.shared(geometry), lambda: metal_ext.AddressRange.sparse(geometry)
         )
         # macOS charges and releases an object of shared memory only as a whole.
-        self.charge = Charge.BLOCKS if sys.platform == "linux" else Charge.HEAPS
         self.releases = Releases.BLOCKS if sys.platform == "linux" else Releases.HEAPS
         mappings, heaps = system_mapping_limit(), system_heap_limit()
         self.mapping_limit = None if mappings is None else mappings // num_groups

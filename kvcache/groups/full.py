@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from kvcache.allocator import MAP_AHEAD_TOKENS, BlockAllocator
-from kvcache.backends.backend import Charge, PageBackend, Releases, Segment
+from kvcache.backends.backend import PageBackend, Releases, Segment
 from kvcache.block_hashes import BlockHashes
 from kvcache.budget import CacheLimits
 from kvcache.buffers import BufferPool
@@ -259,7 +259,7 @@ class FullGroup(KVGroup):
 
     def set_memory_pressure(self, *, short: bool) -> None:
         self.allocator.keeps_slack = not short
-        self.allocator.spares_heaps = short and self.backend.releases is Releases.NOTHING
+        self.allocator.spares_heaps = short and self.backend.releases.keeps_heaps
 
     def stats(self) -> KVStats:
         group, pool, size = self.group, self.pool, self._size
@@ -282,7 +282,7 @@ class FullGroup(KVGroup):
             free_slack_bytes=pool.free_committed_bytes,
             committed_bytes=self.backend.committed_bytes(),
             num_heaps=len(pool.heaps),
-            kept_heaps=len(pool.heaps) if self.backend.releases is Releases.NOTHING else 0,
+            kept_heaps=len(pool.heaps) if self.backend.releases.keeps_heaps else 0,
             num_sequences=len(self._open),
             block_bytes=group.block_bytes,
             block_tokens=size,
@@ -315,7 +315,7 @@ class FullGroup(KVGroup):
         self.allocator.check_invariants(self._open.values())
         stats = self.stats()
         charged = stats.capacity_bytes - stats.free_bytes + stats.free_slack_bytes
-        if self.backend.charge is not Charge.BLOCKS:
+        if self.backend.releases is not Releases.BLOCKS:
             charged = stats.num_heaps * self.group.heap_bytes
         assert stats.committed_bytes <= charged, f"{stats.committed_bytes} committed, not {charged}"
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache.backends.backend import MAPPING_LIMIT_S, PageBackend, Releases, Segment, StepRows
+from kvcache.backends.backend import MAPPING_LIMIT_S, PageBackend, Segment, StepRows
 from kvcache.backends.choice import KVBackend
 from kvcache.layout import METAL_PAGES, Group, KVLayout, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.selftest.machine import process_footprint
@@ -187,7 +187,7 @@ class KVBackendChecks:
             *(read if shares else []),
             ("map again", self._map_again),
             ("unmap all", self._unmap_all),
-            *(release if self._backend.releases is not Releases.NOTHING else []),
+            *([] if self._backend.releases.keeps_heaps else release),
             ("end", lambda: shut_down(self._backend)),
         ]
 

@@ -6,7 +6,7 @@ import time
 import mlx.core as mx
 import numpy as np
 
-from kvcache.backends.backend import PageBackend, Releases, Segment
+from kvcache.backends.backend import PageBackend, Segment
 from kvcache.layout import KVLayout
 from kvcache.selftest.kv_backend import (
     SCALE,
@@ -144,8 +144,7 @@ class ReleaseChecks:
         return [("make", self._make), *rounds, ("end", lambda: shut_down(self._backend))]
 
     def _make(self) -> Result:
-        keeps = self._backend.releases is Releases.NOTHING
-        require(not keeps, "this backend keeps its heaps")
+        require(not self._backend.releases.keeps_heaps, "this backend keeps its heaps")
         add(self._backend, heaps=2, buffers=2)
         map_blocks(self._backend, 1, 0, 0, heap=1)
         self._backend.finish_mappings()

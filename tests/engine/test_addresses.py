@@ -12,7 +12,7 @@ import pytest
 from engine.models.checkpoint import promised_checkpoint
 from engine.planning.devices import find_device
 from engine.planning.estimate import plan_elsewhere
-from kvcache.backends.backend import Charge, Releases
+from kvcache.backends.backend import Releases
 from kvcache.budget import ADDRESS_PARTS, CacheLimits
 from kvcache.manager import KVCacheManager
 from server.cli.suggestions import configs
@@ -61,7 +61,7 @@ def test_500_conversations_come_and_go_on_an_m1(model: str, tmp_path: Path) -> N
     (group,) = memory.layout.groups
     taken = memory.demand.fixed_bytes + memory.kv_budget_bytes + memory.state_bytes
     device = Addresses(
-        group, releases=Releases.NOTHING, charge=Charge.HEAPS, maps_while_running=False,
+        group, releases=Releases.NOTHING, maps_while_running=False,
         left=ADDRESSES["M1 Ultra"] - taken,
     )  # fmt: skip
     limits = CacheLimits(memory.kv_budget_bytes, memory.max_num_seqs, memory.max_buffers, CONFIG)

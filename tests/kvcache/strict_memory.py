@@ -15,7 +15,7 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-from kvcache.backends.backend import BackendFailedError, Charge, Releases, Segment
+from kvcache.backends.backend import BackendFailedError, Releases, Segment
 from kvcache.layout import Group
 from tests.kvcache.blocks import POISON, POISON_BYTES, Block, Mapping, MappingState, MistakeError
 from tests.kvcache.memory_faults import MemoryFaults
@@ -24,15 +24,15 @@ from tests.kvcache.memory_faults import MemoryFaults
 class Manners(Enum):
     """How a system takes memory back: fields of a backend."""
 
-    BLOCKS = (Releases.BLOCKS, Charge.BLOCKS)
-    HEAPS = (Releases.HEAPS, Charge.HEAPS)
-    IDLE = (Releases.IDLE, Charge.HEAPS)
-    NOTHING = (Releases.NOTHING, Charge.HEAPS)
-    ARENA = (Releases.NOTHING, Charge.ALL)
+    BLOCKS = Releases.BLOCKS
+    HEAPS = Releases.HEAPS
+    IDLE = Releases.IDLE
+    NOTHING = Releases.NOTHING
+    ARENA = Releases.ARENA
 
     @property
     def fields(self) -> dict[str, Any]:
-        return dict(zip(("releases", "charge"), self.value, strict=True))
+        return {"releases": self.value}
 
 
 @dataclass(slots=True)
@@ -51,7 +51,6 @@ class StrictMemory:
     faults: MemoryFaults = field(default_factory=MemoryFaults)
     rng: Random = field(default_factory=lambda: Random(0))
     releases: Releases = Releases.BLOCKS
-    charge: Charge = Charge.BLOCKS
     zeroes_blocks: bool = False
     mapping_limit: int | None = None
     shares_blocks: bool = True
@@ -198,7 +197,7 @@ class StrictMemory:
         return self._later(done)
 
     def release(self, heap: int, block: int, count: int) -> int:
-        if self.releases is Releases.NOTHING:
+        if self.releases.keeps_heaps:
             raise MistakeError(f"heap {heap} gives back memory that is kept")
         whole = count == self.group.blocks_per_heap
         if not whole and self.releases is not Releases.BLOCKS:
@@ -260,9 +259,9 @@ class StrictMemory:
 
     def committed_bytes(self) -> int:
         per_heap = [sum(block.touched for block in heap) for heap in self._heaps]
-        if self.charge is Charge.ALL:
+        if self.releases is Releases.ARENA:
             return len(self._heaps) * self.group.heap_bytes
-        if self.charge is Charge.HEAPS:
+        if self.releases is not Releases.BLOCKS:
             per_heap = [bool(touched) * self.group.blocks_per_heap for touched in per_heap]
         return sum(per_heap) * self.group.block_bytes
 

@@ -1,6 +1,6 @@
 import pytest
 
-from kvcache.backends.backend import BackendFailedError, Charge, Releases
+from kvcache.backends.backend import BackendFailedError, Releases
 from kvcache.layout import dense_layout
 from kvcache.manager import KVCacheManager
 from tests.kvcache.managers import (
@@ -207,9 +207,7 @@ def test_memory_beyond_the_slack_goes_back_and_idleness_leaves_one_heap() -> Non
 
 
 def test_a_gpus_heaps_go_back_only_when_nothing_runs() -> None:
-    kv, backend = small_manager(
-        heaps=4, shares_prefixes=False, releases=Releases.IDLE, charge=Charge.HEAPS
-    )
+    kv, backend = small_manager(heaps=4, shares_prefixes=False, releases=Releases.IDLE)
     for seq in (1, 2, 3):
         assert join(kv, seq, 64)
         grow(kv, seq, 0, 64)
@@ -229,7 +227,7 @@ def test_a_gpus_heaps_go_back_only_when_nothing_runs() -> None:
 
 def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
     """Memory pressure changes nothing about that."""
-    kv, backend = small_manager(heaps=4, releases=Releases.IDLE, charge=Charge.HEAPS)
+    kv, backend = small_manager(heaps=4, releases=Releases.IDLE)
     kv.set_memory_pressure(short=True)
     assert join(kv, 1, 2 * TOKENS * HEAP_BLOCKS)
     assert join(kv, 2, TOKENS)
@@ -251,7 +249,7 @@ def test_fault_25_a_gpus_heaps_do_not_go_back_before_nothing_runs() -> None:
 def kept_heaps(heaps: int, prefix_heaps: int) -> KVCacheManager:
     """A cache on a system that takes no heap back and is short of memory; some heaps hold a
     prefix."""
-    kv, backend = small_manager(heaps=heaps, releases=Releases.NOTHING, charge=Charge.HEAPS)
+    kv, backend = small_manager(heaps=heaps, releases=Releases.NOTHING)
     kv.set_memory_pressure(short=True)
     assert join(kv, 1, prefix_heaps * HEAP_BLOCKS * TOKENS)
     grow(kv, 1, 0, prefix_heaps * HEAP_BLOCKS * TOKENS)
@@ -296,7 +294,7 @@ def test_fault_25_whoever_needs_more_than_prefixes_hold_gets_heaps_and_ends_none
 
 
 def test_heaps_that_are_kept_are_said_to_be() -> None:
-    kv, backend = small_manager(heaps=4, releases=Releases.NOTHING, charge=Charge.HEAPS)
+    kv, backend = small_manager(heaps=4, releases=Releases.NOTHING)
     assert join(kv, 1, 100)
     grow(kv, 1, 0, 100)
     kv.close(1)

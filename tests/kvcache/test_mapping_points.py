@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvcache.allocator import MAP_AHEAD_AT_POINT_TOKENS
-from kvcache.backends.backend import BackendFailedError, Charge, Releases
+from kvcache.backends.backend import BackendFailedError, Releases
 from kvcache.manager import KVCacheManager
 from tests.kvcache.managers import (
     HEAP_BLOCKS,
@@ -27,7 +27,6 @@ def cache(**changes: Any) -> tuple[KVCacheManager, StrictMemory]:
     """A cache on a device that releases nothing, unless the changes say so."""
     fields: dict[str, Any] = {
         "releases": Releases.NOTHING,
-        "charge": Charge.HEAPS,
         "maps_while_running": False,
     }
     return small_manager(paged(max_tokens=1024), **fields | changes)

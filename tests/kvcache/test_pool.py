@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 
-from kvcache.backends.backend import Charge, Releases
+from kvcache.backends.backend import Releases
 from kvcache.layout import Group, KVFormat, KVShape, KVSpec, paged_layout
 from kvcache.pool import HeapPool
 from kvcache.records import Block, BlockState, SparseBuffer, runs_of
@@ -336,7 +336,7 @@ def test_blocks_that_were_never_mapped_are_given_up_at_once() -> None:
 
 
 def test_a_heap_that_is_charged_whole_is_slack_as_a_whole() -> None:
-    pool, _ = small_pool(charge=Charge.HEAPS)
+    pool, _ = small_pool(releases=Releases.HEAPS)
     block = small_group().block_bytes
     (taken,) = take(pool, 1)
     assert pool.free_committed_bytes == (HEAP_BLOCKS - 1) * block
@@ -345,7 +345,7 @@ def test_a_heap_that_is_charged_whole_is_slack_as_a_whole() -> None:
 
 
 def test_a_heap_that_was_released_is_charged_again_as_a_whole() -> None:
-    pool, backend = small_pool(charge=Charge.HEAPS, releases=Releases.HEAPS)
+    pool, backend = small_pool(releases=Releases.HEAPS)
     free(pool, take(pool, 2))
     pool.release_memory(0, EVERYTHING)
     pool.poll(backend.completed)
@@ -355,7 +355,7 @@ def test_a_heap_that_was_released_is_charged_again_as_a_whole() -> None:
 
 
 def test_an_arena_is_made_and_charged_before_anybody_asks() -> None:
-    pool, backend = small_pool(heaps=3, charge=Charge.ALL, releases=Releases.NOTHING)
+    pool, backend = small_pool(heaps=3, releases=Releases.ARENA)
     pool.check_invariants()
     assert backend.heaps == len(pool.heaps) == 3
     assert pool.free_committed_bytes == 12 * small_group().block_bytes
@@ -364,13 +364,13 @@ def test_an_arena_is_made_and_charged_before_anybody_asks() -> None:
 
 
 def test_an_arena_whose_slices_are_refused_has_those_that_were_not() -> None:
-    pool, _ = small_pool(heaps=3, charge=Charge.ALL, faults=MemoryFaults(fail_at=3))
+    pool, _ = small_pool(heaps=3, releases=Releases.ARENA, faults=MemoryFaults(fail_at=3))
     assert len(pool.heaps) == 2
     assert len(take(pool, 8)) == 8
 
 
 def test_heaps_that_are_kept_are_never_released_and_runs_begin_where_they_can_grow() -> None:
-    pool, backend = small_pool(releases=Releases.NOTHING, charge=Charge.HEAPS)
+    pool, backend = small_pool(releases=Releases.NOTHING)
     blocks = take(pool, 7)
     free(pool, blocks[:3])
     pool.release_memory(0, EVERYTHING)
@@ -423,7 +423,7 @@ def test_a_limit_keeps_what_is_used_and_all_beyond_it_goes_back() -> None:
     ("releases", "allowed"), [(Releases.NOTHING, 2), (Releases.HEAPS, 1), (Releases.IDLE, 1)]
 )
 def test_a_limit_counts_heaps_that_cannot_be_given_back(releases: Releases, allowed: int) -> None:
-    pool, _ = small_pool(heaps=3, releases=releases, charge=Charge.HEAPS)
+    pool, _ = small_pool(heaps=3, releases=releases)
     blocks = take(pool, HEAP_BLOCKS + 1)
     free(pool, blocks[1:])
     assert pool.set_limit(0) == allowed * HEAP_BLOCKS
@@ -431,7 +431,7 @@ def test_a_limit_counts_heaps_that_cannot_be_given_back(releases: Releases, allo
 
 
 def test_a_heap_whose_free_blocks_are_still_mapped_counts_as_one_that_can_be_given_back() -> None:
-    pool, _ = small_pool(heaps=3, releases=Releases.HEAPS, charge=Charge.HEAPS)
+    pool, _ = small_pool(heaps=3, releases=Releases.HEAPS)
     blocks = take(pool, HEAP_BLOCKS + 1)
     pool.add_premapped(blocks[-1], mock.Mock(SparseBuffer, free_premapped=0))
     free(pool, blocks[1:])

@@ -7,7 +7,6 @@ from engine.config import EngineConfig
 from engine.step.loop import Emit, EngineLoop
 from engine.step.scheduler import Scheduler
 from engine.step.token_budget import TokenBudget
-from kvcache.backends.backend import Releases
 from kvcache.budget import CacheLimits
 from kvcache.manager import KVCacheManager
 from tests.kvcache.memory_faults import MemoryFaults
@@ -95,7 +94,7 @@ class Machine:
         for memory in self.memories:
             if memory.mappings and memory.maps_while_running:
                 raise SimulationError(f"still mapped: {sorted(memory.mappings)}")
-        kept = self.memory.releases is Releases.NOTHING
+        kept = self.memory.releases.keeps_heaps
         if not kept and stats.committed_bytes > sum(m.group.heap_bytes for m in self.memories):
             raise SimulationError(f"{stats.committed_bytes} bytes never went back")
 

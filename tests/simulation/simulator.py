@@ -304,7 +304,7 @@ class Simulation:
     @property
     def _holds_back(self) -> bool:
         """Return whether no request may join those that run."""
-        keeps = self._machine.memory.releases in (Releases.NOTHING, Releases.IDLE)
+        keeps = self._machine.memory.releases not in (Releases.BLOCKS, Releases.HEAPS)
         return self._pressure >= (PressureLevel.CRITICAL if keeps else PressureLevel.WARNING)
 
     def _check_forgotten(self, evicted: int, idle_since: float | None) -> None:
@@ -313,7 +313,7 @@ class Simulation:
         machine = self._machine
         kept = self.world.prefix_keep_s
         was_idle = idle_since is not None and machine.clock.now - idle_since >= kept
-        if evicted and not was_idle and machine.memory.releases is Releases.NOTHING:
+        if evicted and not was_idle and machine.memory.releases.keeps_heaps:
             raise SimulationError("prefixes were forgotten, and no memory goes back for it")
 
     def _check_failed(self) -> None:

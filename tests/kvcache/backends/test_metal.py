@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import metal_ext
-from kvcache.backends.backend import BackendFailedError, Charge, PageBackend, Releases, Segment
+from kvcache.backends.backend import BackendFailedError, PageBackend, Releases, Segment
 from kvcache.backends.choice import KVBackend
 from kvcache.backends.faults import Act, FaultMemory
 from kvcache.backends.metal import MetalBackend
@@ -85,11 +85,10 @@ def test_a_metal_backend_says_what_it_is(device: Device, kind: str) -> None:
     backend = ready(kind)
     assert backend.name == kind
     assert backend.shares_blocks == (kind != "dense")
-    assert backend.releases is Releases.NOTHING
-    assert backend.charge is (Charge.ALL if kind == "dense" else Charge.HEAPS)
+    assert backend.releases is (Releases.ARENA if kind == "dense" else Releases.NOTHING)
     assert backend.zeroes_blocks
     assert (backend.mapping_limit, backend.heap_limit) == (None, None)
-    may = Releases.NOTHING if kind == "dense" else Releases.IDLE
+    may = Releases.ARENA if kind == "dense" else Releases.IDLE
     assert ready(kind, release_heaps=True).releases is may
 
 

@@ -2,7 +2,6 @@ import mlx.core as mx
 import pytest
 
 import metal_ext
-from kvcache.backends.backend import Releases
 from kvcache.backends.choice import KVBackend
 from kvcache.backends.new import new_backends, new_states
 from kvcache.layout import KVShape, KVSpec, StateSpec, dense_layout, paged_layout
@@ -33,7 +32,7 @@ def test_every_kv_backend_gets_what_does_its_work(
     )
     assert backend.name == kind.setting
     assert backend.shares_blocks != kind.is_dense
-    kept = backend.releases is Releases.NOTHING
+    kept = backend.releases.keeps_heaps
     assert kept == (kind is KVBackend.METAL_DENSE)
     if kind.on_gpu:
         (made,) = device.kv_backends

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import kvcache.backends.posix
 import metal_ext
-from kvcache.backends.backend import BackendFailedError, Charge, PageBackend, Releases, Segment
+from kvcache.backends.backend import BackendFailedError, PageBackend, Releases, Segment
 from kvcache.backends.posix import (
     MEASURED_EVERY_S,
     NativeStates,
@@ -162,7 +162,6 @@ def test_a_mac_charges_shared_memory_by_the_object(
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     backend = PosixBackend(PAGED.groups[0], metal_ext.CpuWorkers(1))
-    assert backend.charge is (Charge.BLOCKS if platform == "linux" else Charge.HEAPS)
     assert backend.releases is (Releases.BLOCKS if platform == "linux" else Releases.HEAPS)
 
 
