@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
 
 import mlx.core as mx
 
@@ -51,12 +50,6 @@ LONG_SHAPE, LONG_TOKENS = KVShape.uniform(1, KVSpec(8, 128)), 16384
 MAX_BUFFERS = 3
 # The K and V whose kernels are tested at each start: MLX has a kernel of its own for such heads.
 WIDE = KVSpec(kernels.KV_HEADS, WIDE_HEAD)
-
-
-class Checks(Protocol):
-    """An object with checks of one KV backend."""
-
-    def checks(self) -> list[NamedCheck]: ...
 
 
 def main(arguments: list[str]) -> None:
@@ -114,7 +107,7 @@ def _on_kernels(kv_backend: KVBackend, spec: KVSpec) -> Iterator[NamedCheck]:
 
 
 def _on_backend(
-    new_checks: Callable[[PageBackend, KVLayout], Checks],
+    new_checks: Callable[[PageBackend, KVLayout], KVBackendChecks | KernelChecks],
     kv_backend: KVBackend,
     shape: KVShape = SHAPE,
     max_tokens: int = MAX_TOKENS,
@@ -122,7 +115,7 @@ def _on_backend(
     size: CacheSize | None = None,
 ) -> Iterator[NamedCheck]:
     """Yield a check that makes a cache, then its checks. Without ``size``, the cache is small."""
-    checks: Checks
+    checks: KVBackendChecks | KernelChecks
 
     def open_backend() -> Result:
         nonlocal checks

@@ -324,14 +324,12 @@ class KVBackendChecks:
         return [np.array(region) for region in regions]
 
 
-class RealSizeChecks:
+class RealSizeChecks(KVBackendChecks):
     """Checks a cache of the size that serving uses, with three of its buffers."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout, buffers: int) -> None:
-        self._backend = backend
-        (self._group,) = layout.groups
+        super().__init__(backend, layout)
         self._buffers = buffers
-        self._cache = KVBackendChecks(backend, layout)
 
     def checks(self) -> list[NamedCheck]:
         return [
@@ -358,7 +356,7 @@ class RealSizeChecks:
         rows = min(self._group.tokens_per_block, MAX_ROWS)
         map_blocks(backend, 0, 0, 0, shared)
         backend.finish_mappings()
-        worst = self._cache.compute(0, 0, rows)
+        worst = self.compute(0, 0, rows)
         for block in range(0, last, shared):
             map_blocks(backend, 1, block, 0, min(shared, last - block), writable=False)
         for number, (buffer, block) in enumerate([(1, last), (2, 0)]):
@@ -367,7 +365,7 @@ class RealSizeChecks:
         backend.finish_mappings()
         backend.copy_block(0, 0, 1, last, tokens=rows)
         backend.copy_block(1, last, 2, 0, tokens=rows)
-        result = self._cache.read(2, rows)
+        result = self.read(2, rows)
         for buffer, count in ((0, shared), (1, last + 1), (2, 1)):
             unmap_blocks(backend, buffer, count)
         return Result(f"block {last}: {result.text}", {"block": last, "greatest_difference": worst})

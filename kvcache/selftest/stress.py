@@ -34,18 +34,15 @@ MAX_REPEATS = 2000
 GROWING, SHARING = 0, 1
 
 
-class StressChecks:
+class StressChecks(KVBackendChecks):
     """Each round gives buffer 0 one more block, and maps all earlier blocks of buffer 0 in buffer
     1. While many attention operations read buffer 0, the next block is mapped in buffer 0, and
     buffer 1's blocks are unmapped and mapped again. Then the round compares all contents."""
 
     def __init__(self, backend: PageBackend, layout: KVLayout, rounds: int = ROUNDS) -> None:
-        self._backend = backend
-        (group,) = layout.groups
-        self._block = group.tokens_per_block
-        self._last_heap_block = group.blocks_per_heap - 1
+        self._block = layout.tokens_per_block
+        super().__init__(backend, layout, (rounds + 1) * self._block)
         self._rounds = rounds
-        self._cache = KVBackendChecks(backend, layout, (rounds + 1) * self._block)
         self._repeats = 1
         self._overlapped = 0
         """The number of rounds whose mappings ended before their commands ended."""
@@ -57,8 +54,8 @@ class StressChecks:
     def _make(self) -> Result:
         add(self._backend, heaps=1, buffers=2)
         map_blocks(self._backend, GROWING, 0, 0, 2)
-        self._cache.compute(GROWING, 0, self._block)
-        self._share(1)
+        self.compute(GROWING, 0, self._block)
+        self._share_blocks(1)
         return Result(f"{self._rounds} rounds, blocks of {self._block} tokens")
 
     def _round(self, number: int) -> Check:
@@ -66,23 +63,23 @@ class StressChecks:
 
         def check() -> Result:
             end = (number + 1) * self._block
-            self._cache.compute(GROWING, end - self._block, self._block - 1)
+            self.compute(GROWING, end - self._block, self._block - 1)
             started = time.monotonic()
             results = self._begin(end - 1)
             ahead = self._backend.map_ahead(GROWING, number + 1, 0, number + 1, 1)
             unmap_blocks(self._backend, SHARING, number + 1)
-            self._share(number)
+            self._share_blocks(number)
             finish(self._backend, ahead)
             mapped_s = time.monotonic() - started
             require(not self._backend.refused(ahead), "the system refuses a mapping")
-            mx.eval(results, self._cache.tokens)
+            mx.eval(results, self.tokens)
             ran_s = time.monotonic() - started
             worst = self._compare(end - 1, results)
-            self._cache.read(SHARING, number * self._block, last=number * self._block + 1)
+            self.read(SHARING, number * self._block, last=number * self._block + 1)
             # A step over the block mapped during this round reads all rows before that block.
-            self._cache.read(GROWING, end, last=end + 1)
+            self.read(GROWING, end, last=end + 1)
             unmap_blocks(self._backend, SHARING, number + 1)
-            self._share(number + 1)
+            self._share_blocks(number + 1)
             self._overlapped += mapped_s < ran_s
             wanted = self._repeats * LONG_S / max(ran_s, 1e-6)
             self._repeats = max(1, min(MAX_REPEATS, round(wanted)))
@@ -99,28 +96,28 @@ class StressChecks:
 
     # --- sharing blocks and running attention in a round ------------------------------------------
 
-    def _share(self, blocks: int) -> None:
+    def _share_blocks(self, blocks: int) -> None:
         """Map the first blocks of buffer 0 in buffer 1, then a block that buffer 1 can write."""
         map_blocks(self._backend, SHARING, 0, 0, blocks, writable=False)
-        map_blocks(self._backend, SHARING, blocks, self._last_heap_block)
+        map_blocks(self._backend, SHARING, blocks, self._group.blocks_per_heap - 1)
 
     def _begin(self, position: int) -> list[mx.array]:
         """Append one row to buffer 0, and submit the row's attention many times in every layer."""
         rows = self._backend.rows([Segment(GROWING, position, 1)])
         results: list[mx.array] = []
-        for number, layer in enumerate(self._cache.layers):
-            token, turned = self._cache.append(rows, number, position, 1)
+        for number, layer in enumerate(self.layers):
+            token, turned = self.append(rows, number, position, 1)
             results += [
                 rows.decode_attention(token, layer, turned, SCALE) for _ in range(self._repeats)
             ]
-        mx.async_eval(*rows.end([*results, *self._cache.tokens]))  # type: ignore[no-untyped-call]
+        mx.async_eval(*rows.end([*results, *self.tokens]))  # type: ignore[no-untyped-call]
         return results
 
     def _compare(self, position: int, results: list[mx.array]) -> float:
         worst = 0.0
-        for number in range(len(self._cache.layers)):
-            queries = self._cache.queries(number, position, 1)
-            past = self._cache.rows_of(number, 0, position + 1)
+        for number in range(len(self.layers)):
+            queries = self.queries(number, position, 1)
+            past = self.rows_of(number, 0, position + 1)
             want = attention(queries, *past, np.array([position]), SCALE)
             repeats = results[number * self._repeats : (number + 1) * self._repeats]
             got = np.array(mx.stack(repeats).astype(mx.float32))
@@ -129,13 +126,8 @@ class StressChecks:
         return worst
 
 
-class ReleaseChecks:
+class ReleaseChecks(KVBackendChecks):
     """Again and again, maps heap 0 in buffer 0 and releases it, while buffer 1 uses heap 1."""
-
-    def __init__(self, backend: PageBackend, layout: KVLayout) -> None:
-        self._backend = backend
-        (self._group,) = layout.groups
-        self._cache = KVBackendChecks(backend, layout)
 
     def checks(self) -> list[NamedCheck]:
         rounds = [
@@ -153,9 +145,9 @@ class ReleaseChecks:
     def _round(self, number: int) -> Check:
         def check() -> Result:
             # This reads earlier rows of buffer 1, which were written before heap 0 was released.
-            self._cache.compute(1, number - 1, 1)
+            self.compute(1, number - 1, 1)
             result = release_heap(self._backend, self._group)
-            self._cache.read(1, number, last=number)
+            self.read(1, number, last=number)
             return result
 
         return check
