@@ -148,7 +148,6 @@ class BufferPool:
         return True
 
     def is_settled(self, buffer: SparseBuffer) -> bool:
-        """Return True if all queued mappings of the buffer have completed."""
         return all(p.ticket <= self._backend.completed_ticket() for p in buffer.pending)
 
     def settle(self, buffer: SparseBuffer) -> list[Block]:

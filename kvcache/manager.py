@@ -318,7 +318,6 @@ class KVCacheManager:
         return max(backend.command_buffers for backend in self._backends)
 
     def stats(self) -> KVStats:
-        """Return the statistics of all groups together."""
         return total([group.stats() for group in self._groups])
 
     def memory_map(self) -> KVMap:

@@ -116,8 +116,6 @@ class FullGroup(KVGroup):
         return True
 
     def can_fork(self, seq_id: int, child_id: int, position: int) -> bool:
-        """Return False if the parent's blocks cannot be shared, or if the child's own blocks differ
-        from the parent's."""
         parent, child = self._open[seq_id], self._open[child_id]
         if parent.sealed_blocks < position or not child.all_sealed:
             return False

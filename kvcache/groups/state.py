@@ -173,8 +173,6 @@ class StateGroup(KVGroup):
     # --- running steps ----------------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Reserve slots for a step up to token ``num_tokens``. Return False if slots run out, or if
-        the results of the step in flight must be read first."""
         states = self._open[seq_id]
         start = states.sequence.progress.scheduled
         needed = self._needed(states, start, num_tokens)
@@ -293,7 +291,6 @@ class StateGroup(KVGroup):
     # --- dropping steps and closing sequences -----------------------------------------------------
 
     def cancel_steps(self, seq_id: int) -> int:
-        """Drop all planned steps and return to the base."""
         states = self._open[seq_id]
         for step in states.steps:
             for _, slot in step:
