@@ -29,8 +29,8 @@ class ReplicaCounts:
         return counts
 
     def __str__(self) -> str:
-        least, most = self.minimum, self.maximum
-        return str(least) if least == most else f"{least}-{most}"
+        low, high = self.minimum, self.maximum
+        return str(low) if low == high else f"{low}-{high}"
 
 
 @dataclass(slots=True)

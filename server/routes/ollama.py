@@ -121,9 +121,9 @@ def _add_vectors(router: APIRouter, service: Service) -> None:
         if (neutral := wire.neutral) is None:
             return JSONResponse({"model": model.id, "embeddings": []})
         neutral.check(service.config.limits)
-        if (made := await vectors_of(service, request, neutral)) is None:
+        if (result := await vectors_of(service, request, neutral)) is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        vectors, tokens = made
+        vectors, tokens = result
         head = {
             "model": model.id,
             "total_duration": nanoseconds(times.elapsed_s),
@@ -137,7 +137,7 @@ def _add_vectors(router: APIRouter, service: Service) -> None:
         wire = await reader.read(request, OllamaEmbeddingsRequest)
         if (neutral := wire.neutral) is None:
             return JSONResponse({"embedding": []})
-        if (made := await vectors_of(service, request, neutral)) is None:
+        if (result := await vectors_of(service, request, neutral)) is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        (vector,) = made[0]
+        (vector,) = result[0]
         return JSONResponse({"embedding": vector.tolist()})

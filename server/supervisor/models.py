@@ -249,9 +249,9 @@ class ModelSupervisor:
     ) -> list[tuple[ManagedModel, httpcore2.Response | None]]:
         """Send a GET request to the processes of all loaded models. Return each model with the
         answer, or with None if the process does not answer."""
-        asked = [(model, model.process) for model in self.loaded if model.process is not None]
-        answers = await asyncio.gather(*(process.get(target, headers) for _, process in asked))
-        return [(model, answer) for (model, _), answer in zip(asked, answers, strict=True)]
+        running = [(model, model.process) for model in self.loaded if model.process is not None]
+        answers = await asyncio.gather(*(process.get(target, headers) for _, process in running))
+        return [(model, answer) for (model, _), answer in zip(running, answers, strict=True)]
 
     async def fits(self, model: ManagedModel) -> bool:
         """Return True if the model's least memory is known and is within the budget."""

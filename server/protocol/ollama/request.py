@@ -85,8 +85,8 @@ class Options(SharedSampling):
             given |= {"presence_penalty": None, "frequency_penalty": None}
             given["repetition_penalty"] = 1.0
         # Numbers below 1 mean all tokens that fit.
-        most = self.num_predict if (self.num_predict or 0) > 0 else None
-        return OllamaSampling(**given, max_tokens=most)
+        max_tokens = self.num_predict if (self.num_predict or 0) > 0 else None
+        return OllamaSampling(**given, max_tokens=max_tokens)
 
 
 class ChatCall(WireModel):
