@@ -185,7 +185,10 @@ class FullGroup(KVGroup):
         own = self._open.pop(seq_id)
         self.allocator.remove(own)
         self.prefixes.close(own, self._open)
-        self._closed.append(ClosedSequence(own, epoch))
+        if own.blocks:
+            self._closed.append(ClosedSequence(own, epoch))
+        else:  # no step has used the buffer
+            self.buffers.free(own.buffer)
 
     def step_completed(self, epoch: int, *, is_quiet: bool) -> None:
         before = self._completed_epoch, len(self._closed)
@@ -213,9 +216,9 @@ class FullGroup(KVGroup):
                 else:
                     still_closed.append(closed)
                 continue
-            if closed.ticket is None and closed.epoch <= self._completed_epoch and buffer.table:
+            if closed.ticket is None and closed.epoch <= self._completed_epoch:
                 closed.ticket = self.buffers.unmap(buffer)
-            if buffer.table and (closed.ticket is None or closed.ticket > done):
+            if closed.ticket is None or closed.ticket > done:
                 still_closed.append(closed)
                 continue
             self.prefixes.cache_or_free(buffer.table.blocks)

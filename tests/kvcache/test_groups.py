@@ -141,14 +141,21 @@ def test_fault_04_a_prefix_that_one_group_cannot_map_is_attached_in_none(fail_at
     settle(kv, memories)
 
 
-def test_a_sequence_that_fits_in_one_group_alone_is_not_opened() -> None:
+@pytest.mark.parametrize("count", [1, TOKENS, TOKENS + 1, 40, 64])
+def test_a_sequence_that_fits_in_one_group_alone_is_not_opened_and_leaves_nothing_to_wait_for(
+    count: int,
+) -> None:
     kv, memories = cache()
+    assert join(kv, 1, IDS[:40])
+    write(kv, 1, 40)
     memories[1].mapping_limit = 4
-    assert join(kv, 1, IDS[:10])
     before = mapped(memories)
-    assert not join(kv, 2, IDS[:64])
-    assert mapped(memories) == before
-    kv.check_invariants()
+    for _ in range(10):
+        assert not join(kv, 2, IDS[:count])
+        assert not kv.recovering, "whoever waits would wait for ever"
+        assert mapped(memories) == before
+        kv.check_invariants()
+    assert memories[0].buffers == 2
 
 
 def test_groups_share_what_the_system_allows_a_process() -> None:
