@@ -1,16 +1,16 @@
 """Keeps a Mac awake while it answers requests, and reads its power state.
 
-macOS puts an idle machine to sleep even while clients wait. Power assertions prevent this sleep
-(Apple's IOPMLib.h); `pmset -g assertions` lists them. Other systems sleep only if configured to.
+macOS puts an idle machine to sleep even while clients wait. Its program `caffeinate` prevents this
+sleep; `pmset -g assertions` lists who does. Other systems sleep only if configured to.
 """
 
-import ctypes
 import logging
+import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 
@@ -18,13 +18,7 @@ from kvcache.child import run
 
 log = logging.getLogger(__name__)
 
-IOKIT = "/System/Library/Frameworks/IOKit.framework/IOKit"
-CORE_FOUNDATION = "/System/Library/Frameworks/CoreFoundation.framework/CoreFoundation"
-# kIOPMAssertionTypePreventUserIdleSystemSleep and kIOPMAssertionLevelOn, IOKit's constants for an
-# assertion that prevents idle sleep. A Mac still sleeps if its lid is closed or its battery empty.
-NO_IDLE_SLEEP = b"PreventUserIdleSystemSleep"
-LEVEL_ON = 255
-UTF8 = 0x08000100  # kCFStringEncodingUTF8
+CAFFEINATE = "/usr/bin/caffeinate"
 PMSET = "/usr/bin/pmset"
 # A line of `pmset -g` in low power mode. Macs that have a high power mode print "powermode".
 LOW_POWER = re.compile(r"(?:lowpowermode|powermode)\s+1")
@@ -34,44 +28,18 @@ SHORTEST_SLEEP_S = 10.0
 
 
 class MacPower:
-    """Calls IOKit, macOS's library for power management."""
+    """Runs macOS's programs for power management."""
 
-    def __init__(self, load: Callable[[str], Any] = ctypes.CDLL) -> None:
-        """Load libraries. Raises OSError (missing library) or AttributeError (missing function)."""
-        core, kit = load(CORE_FOUNDATION), load(IOKIT)
-        self._make_text = core.CFStringCreateWithCString
-        self._make_text.restype = ctypes.c_void_p
-        self._make_text.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32)
-        self._free = core.CFRelease
-        self._free.restype = None
-        self._free.argtypes = (ctypes.c_void_p,)
-        self._create = kit.IOPMAssertionCreateWithName
-        self._create.restype = ctypes.c_int32
-        self._create.argtypes = (
-            *(ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p),
-            ctypes.POINTER(ctypes.c_uint32),
-        )
-        self._release = kit.IOPMAssertionRelease
-        self._release.restype = ctypes.c_int32
-        self._release.argtypes = (ctypes.c_uint32,)
+    def hold(self) -> int:
+        """Prevent idle sleep until ``release`` gets the returned process id, or this process ends.
+        A Mac still sleeps if its lid is closed or its battery is empty. Raises OSError."""
+        # Not by subprocess, whose fork would copy the page tables of all K and V.
+        command = [CAFFEINATE, "-i", "-w", str(os.getpid())]
+        return os.posix_spawn(CAFFEINATE, command, os.environ, setpgroup=0)
 
-    def hold(self, reason: str) -> int:
-        """Prevent idle sleep until ``release`` is called with the returned id. Raises OSError."""
-        kind, name = (
-            self._make_text(None, text, UTF8) for text in (NO_IDLE_SLEEP, reason.encode())
-        )
-        assertion = ctypes.c_uint32(0)
-        try:
-            refused = self._create(kind, LEVEL_ON, name, ctypes.byref(assertion))
-        finally:
-            self._free(kind)
-            self._free(name)
-        if refused:
-            raise OSError(f"IOPMAssertionCreateWithName: {refused:#x}")
-        return assertion.value
-
-    def release(self, assertion: int) -> None:
-        self._release(assertion)
+    def release(self, holder: int) -> None:
+        os.kill(holder, signal.SIGTERM)
+        os.waitpid(holder, 0)
 
     def on_mains(self) -> bool:
         battery = psutil.sensors_battery()
@@ -87,13 +55,7 @@ class MacPower:
 
 
 def power_of(platform: str = sys.platform) -> MacPower | None:
-    if platform != "darwin":
-        return None
-    try:
-        return MacPower()
-    except (OSError, AttributeError) as error:
-        log.warning("the machine may fall asleep while it answers: %s", error)
-        return None
+    return MacPower() if platform == "darwin" else None
 
 
 class KeepAwake:
@@ -104,24 +66,24 @@ class KeepAwake:
     def __init__(self, power: MacPower, *, others_may_ask: bool) -> None:
         self._power = power
         self._others_may_ask = others_may_ask
-        self._assertion: int | None = None
+        self._holder: int | None = None
         self._refused = False
 
     def update(self, *, busy: bool) -> None:
         wanted = busy or (self._others_may_ask and self._power.on_mains())
         if not wanted:
             self.end()
-        elif self._assertion is None and not self._refused:
+        elif self._holder is None and not self._refused:
             try:
-                self._assertion = self._power.hold("quire answers requests")
+                self._holder = self._power.hold()
             except OSError as error:
                 self._refused = True
                 log.warning("the machine may fall asleep while it answers: %s", error)
 
     def end(self) -> None:
-        if self._assertion is not None:
-            self._power.release(self._assertion)
-            self._assertion = None
+        if self._holder is not None:
+            self._power.release(self._holder)
+            self._holder = None
 
 
 class SleepDetector:

@@ -1,63 +1,15 @@
-"""A Mac is kept awake while it answers: against stand-ins for IOKit that are called through C."""
+"""A Mac is kept awake while it answers: against stand-ins for macOS's programs."""
 
-import ctypes
 import logging
+import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
 
 from engine import power
-from engine.power import CORE_FOUNDATION, IOKIT, KeepAwake, MacPower, SleepDetector, power_of
-
-NUMBER = 1_000_000_007
-"""Of an assertion: more than 16 bits."""
-FIRST_TEXT = 0x1_0000_0000_0000
-"""Of texts: more than 32 bits, as addresses have."""
-
-
-class Mac:
-    """CoreFoundation and IOKit, with the prototypes of CFString.h and IOPMLib.h."""
-
-    def __init__(self, refuses: int = 0) -> None:
-        """refuses: an IOReturn for whoever makes an assertion."""
-        self.texts: dict[int, bytes] = {}
-        self.held: dict[int, tuple[bytes, int, bytes]] = {}
-
-        def make_text(allocator: int | None, text: bytes, encoding: int) -> int:
-            assert (allocator, encoding) == (None, 0x08000100)
-            number = FIRST_TEXT + len(self.texts)
-            self.texts[number] = text
-            return number
-
-        def create(kind: int, level: int, name: int, out: Any) -> int:
-            if not refuses:
-                self.held[NUMBER] = (self.texts[kind], level, self.texts[name])
-                out[0] = NUMBER
-            return refuses
-
-        def release(number: int) -> int:
-            del self.held[number]
-            return 0
-
-        text = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32)(
-            make_text
-        )
-        free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda number: self.texts.pop(number))
-        made = ctypes.CFUNCTYPE(
-            *(ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p),
-            ctypes.POINTER(ctypes.c_uint32),
-        )(create)
-        released = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_uint32)(release)
-        self.libraries = {
-            CORE_FOUNDATION: SimpleNamespace(CFStringCreateWithCString=text, CFRelease=free),
-            IOKIT: SimpleNamespace(IOPMAssertionCreateWithName=made, IOPMAssertionRelease=released),
-        }
-
-    def load(self, path: str) -> Any:
-        return self.libraries[path]
+from engine.power import KeepAwake, MacPower, SleepDetector, power_of
 
 
 class Machine(MacPower):
@@ -71,15 +23,15 @@ class Machine(MacPower):
         self.mains = False
         self.error: OSError | None = None
 
-    def hold(self, reason: str) -> int:
+    def hold(self) -> int:
         if self.error is not None:
             raise self.error
         self.holds += 1
         self.held.append(self.holds)
         return self.holds
 
-    def release(self, assertion: int) -> None:
-        self.held.remove(assertion)
+    def release(self, holder: int) -> None:
+        self.held.remove(holder)
 
     def on_mains(self) -> bool:
         return self.mains
@@ -88,23 +40,23 @@ class Machine(MacPower):
         return self.low
 
 
-def test_an_assertion_is_held_by_its_name_until_it_is_released() -> None:
-    mac = Mac()
-    own = MacPower(mac.load)
-    assertion = own.hold("quire answers requests")
-    assert assertion == NUMBER
-    expected = (b"PreventUserIdleSystemSleep", 255, b"quire answers requests")
-    assert mac.held == {NUMBER: expected}
-    assert mac.texts == {}, "both texts are freed"
-    own.release(assertion)
-    assert mac.held == {}
+def write_program(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
-def test_what_macos_refuses_is_an_error_with_its_number_and_leaks_no_text() -> None:
-    mac = Mac(refuses=-0x1FFFFD3F)
-    with pytest.raises(OSError, match="IOPMAssertionCreateWithName: -0x1ffffd3f"):
-        MacPower(mac.load).hold("why")
-    assert mac.texts == {}
+def test_a_program_of_macos_runs_until_it_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(said := tmp_path / "said")
+    program = write_program(tmp_path / "caffeinate", f'echo "$*" > {said}; exec sleep 60')
+    monkeypatch.setattr(power, "CAFFEINATE", program)
+    holder = MacPower().hold()
+    assert said.read_text() == f"-i -w {os.getpid()}\n", "it ends with quire at the latest"
+    assert psutil.pid_exists(holder)
+    MacPower().release(holder)
+    assert not psutil.pid_exists(holder)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +68,7 @@ def test_mains_are_known_by_the_battery(
     battery: object, mains: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
-    assert MacPower(Mac().load).on_mains() == mains
+    assert MacPower().on_mains() == mains
 
 
 @pytest.mark.parametrize(
@@ -132,34 +84,21 @@ def test_mains_are_known_by_the_battery(
 def test_a_low_power_mode_is_what_pmset_says(
     said: str, saves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pmset = tmp_path / "pmset"
-    pmset.write_text(f"#!/bin/sh\ntest \"$*\" = -g && printf '{said}'\n")
-    pmset.chmod(0o755)
-    monkeypatch.setattr(power, "PMSET", str(pmset))
-    assert MacPower(Mac().load).saves() == saves
+    pmset = write_program(tmp_path / "pmset", f"test \"$*\" = -g && printf '{said}'")
+    monkeypatch.setattr(power, "PMSET", pmset)
+    assert MacPower().saves() == saves
 
 
 def test_a_mac_without_an_answer_is_taken_for_one_at_full_power(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(power, "PMSET", "/nowhere/pmset")
-    assert not MacPower(Mac().load).saves()
+    assert not MacPower().saves()
 
 
-def test_only_a_mac_is_kept_awake(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_a_mac_is_kept_awake() -> None:
     assert power_of("linux") is None
-    assert caplog.text == ""
-    monkeypatch.setattr(power, "MacPower", lambda: Machine())
-    assert isinstance(power_of("darwin"), Machine)
-
-    def not_there() -> Machine:
-        raise OSError("IOKit: not found")
-
-    monkeypatch.setattr(power, "MacPower", not_there)
-    assert power_of("darwin") is None
-    assert "may fall asleep while it answers: IOKit: not found" in caplog.text
+    assert isinstance(power_of("darwin"), MacPower)
 
 
 def test_a_machine_is_held_awake_once_while_it_is_busy() -> None:

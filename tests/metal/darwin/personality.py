@@ -26,15 +26,12 @@ INFINITY = 2**63 - 1
 """A Mac's RLIM_INFINITY."""
 ABSENT = ("/proc", "/sys/")
 """Folders of Linux."""
-FRAMEWORKS = "/System/Library/Frameworks"
-POWER = str(RUNG.parents[2] / "build" / "metal" / "darwin" / "libpower.so")
 INSTEAD = {
     "/usr/sbin/sysctl": str(RUNG / "programs" / "sysctl"),
     "/usr/bin/pmset": str(RUNG / "programs" / "pmset"),
-    f"{FRAMEWORKS}/CoreFoundation.framework/CoreFoundation": POWER,
-    f"{FRAMEWORKS}/IOKit.framework/IOKit": POWER,
+    "/usr/bin/caffeinate": str(RUNG / "programs" / "caffeinate"),
 }
-"""Files of macOS, and what stands in for them."""
+"""Programs of macOS, and what stands in for them."""
 LACKS = {
     "os": ("memfd_create", "sched_getaffinity", "sched_setaffinity", "pidfd_open"),
 }
