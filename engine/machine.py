@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -17,10 +16,6 @@ import psutil
 from kvcache.budget import usable_bytes
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
-OWN_GROUP = Path("/proc/self/cgroup")
-VERSION_2 = ""
-
-
 PROC = Path("/proc")
 SYSCTL = b"kern.memorystatus_vm_pressure_level"
 # Memory pressure begins if tasks waited for memory during this percentage of the last ten seconds.
@@ -42,9 +37,6 @@ MACOS_AVAILABLE = (
     b"vm.page_pageable_external_count",
     b"vm.page_purgeable_count",
 )
-
-Sysctl = Callable[[bytes], int | None]
-PressureSource = Callable[[], int]
 
 
 def read_sysctl(name: bytes) -> int | None:
@@ -90,25 +82,23 @@ class MachineMemory:
         )
 
 
-def machine_memory(
-    groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP, sysctl: Sysctl = read_sysctl
-) -> MachineMemory:
+def machine_memory() -> MachineMemory:
     """Return the memory of the machine, or of this process's container if that has less."""
     memory = psutil.virtual_memory()
-    total, available = memory.total, macos_available_bytes(sysctl)
+    total, available = memory.total, macos_available_bytes()
     if available is None:
         available = memory.available
-    for group in memory_of_groups(groups, own):
+    for group in memory_of_groups():
         left = group.limit_bytes - group.used_bytes + group.reclaimable_bytes
         total = min(total, group.limit_bytes)
         available = min(available, max(0, left))
     return MachineMemory(total, available)
 
 
-def macos_available_bytes(sysctl: Sysctl) -> int | None:
+def macos_available_bytes() -> int | None:
     """Return the bytes of the pages in MACOS_AVAILABLE, or None on other systems. (psutil's number
     is not used: it includes some pages in use, and lacks the pages of recently read files.)"""
-    counts = [sysctl(name) for name in MACOS_AVAILABLE]
+    counts = [read_sysctl(name) for name in MACOS_AVAILABLE]
     pages = [count for count in counts if count is not None]
     return sum(pages) * os.sysconf("SC_PAGE_SIZE") if len(pages) == len(counts) else None
 
@@ -122,7 +112,7 @@ def gpu_memory(
     return MachineMemory(total, available, max_buffer_bytes, on_gpu=True)
 
 
-def machine_threads(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:
+def machine_threads() -> int:
     """Return the number of processors that this process can keep busy.
 
     A container's quota of processor time is rounded up to whole processors. With more threads, the
@@ -130,7 +120,7 @@ def machine_threads(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int
     """
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    share = processors_of_groups(groups, own)
+    share = processors_of_groups()
     if share is not None:
         count = min(count, max(1, math.ceil(share)))
     return min(MAX_THREADS, count)
@@ -176,25 +166,25 @@ class GroupMemory:
     """The used bytes that the kernel can free, which are page cache except shared memory."""
 
 
-def own_groups(groups: Path, own: Path, controller: str = VERSION_2) -> list[Path]:
+def own_groups(controller: str = "") -> list[Path]:
     """Return the folders of the process's control group and of all groups around that group.
 
-    The file ``own`` has lines such as ``4:memory:/docker/1f`` or ``0::/slice/own``. ``controller``
-    names one tree of groups in version 1, for example "memory".
+    The process's file has lines such as ``4:memory:/docker/1f`` or ``0::/slice/own``.
+    ``controller`` names one tree of groups in version 1, for example "memory"; "" is version 2.
     """
-    for line in _text(own).splitlines():
+    for line in _text(PROC / "self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if controller in names.split(","):
-            tree = groups / controller
+            tree = CONTROL_GROUPS / controller
             folder = tree / path.lstrip("/")
             return [folder, *(parent for parent in folder.parents if parent.is_relative_to(tree))]
     return []
 
 
-def memory_of_groups(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> list[GroupMemory]:
+def memory_of_groups() -> list[GroupMemory]:
     """Return the memory of each control group that limits this process's memory."""
-    limits = [_version_2(folder) for folder in own_groups(groups, own)]
-    limits += [_version_1(folder) for folder in own_groups(groups, own, "memory")]
+    limits = [_version_2(folder) for folder in own_groups()]
+    limits += [_version_1(folder) for folder in own_groups("memory")]
     return [memory for memory in limits if memory is not None]
 
 
@@ -219,12 +209,12 @@ def _version_1(folder: Path) -> GroupMemory | None:
     return GroupMemory(limit, used, cache)
 
 
-def processors_of_groups(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> float | None:
+def processors_of_groups() -> float | None:
     """Return the quota of processor time as a number of processors, or None without a quota."""
-    quotas = [_text(folder / "cpu.max").split() for folder in own_groups(groups, own)]
+    quotas = [_text(folder / "cpu.max").split() for folder in own_groups()]
     quotas += [
         [_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
-        for folder in own_groups(groups, own, "cpu")
+        for folder in own_groups("cpu")
     ]
     # If there is no quota, the first word is "max" or -1, or the file does not exist.
     return min(
@@ -262,21 +252,15 @@ class PressureLevel(IntEnum):
 MACOS_LEVELS = {1: PressureLevel.NORMAL, 2: PressureLevel.WARNING, 4: PressureLevel.CRITICAL}
 
 
-def pressure_source(platform: str = sys.platform) -> PressureSource:
-    return macos_pressure if platform == "darwin" else linux_pressure
-
-
-def macos_pressure(sysctl: Sysctl | None = None) -> PressureLevel:
-    return MACOS_LEVELS.get((sysctl or read_sysctl)(SYSCTL) or 0, PressureLevel.NORMAL)
-
-
-def linux_pressure(proc: Path = PROC, groups: Path = CONTROL_GROUPS) -> PressureLevel:
-    """Return the highest pressure level of the machine and of the process's control groups."""
-    own = proc / "self/cgroup"
-    stalls = [proc / "pressure/memory"]
-    stalls += [folder / "memory.pressure" for folder in own_groups(groups, own)]
+def memory_pressure() -> PressureLevel:
+    """Return the system's memory pressure: on Linux, the highest level of the machine and of the
+    process's control groups."""
+    if sys.platform == "darwin":
+        return MACOS_LEVELS.get(read_sysctl(SYSCTL) or 0, PressureLevel.NORMAL)
+    stalls = [PROC / "pressure/memory"]
+    stalls += [folder / "memory.pressure" for folder in own_groups()]
     levels = [_stalled(file) for file in stalls]
-    levels += [_used(group) for group in memory_of_groups(groups, own)]
+    levels += [_used(group) for group in memory_of_groups()]
     if not stalls[0].exists():
         memory = psutil.virtual_memory()
         used = 1 - memory.available / memory.total

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from engine.client import EngineClient
-from engine.machine import PressureLevel, PressureSource
+from engine.machine import PressureLevel
 from engine.power import KeepAwake
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class EngineMonitor:
         client: EngineClient,
         *,
         watchdog_s: float,
-        pressure: PressureSource | None,
+        pressure: Callable[[], PressureLevel] | None,
         exit_code: Callable[[], int],
         awake: KeepAwake | None = None,
         end: End = os._exit,
@@ -97,7 +97,7 @@ class EngineMonitor:
         if self._awake is not None:
             self._awake.update(busy=self._client.in_flight > 0)
         if self._pressure is not None:
-            level = PressureLevel(self._pressure())
+            level = self._pressure()
             if level != self._client.pressure:
                 log.warning("memory pressure of the system: %s", level.name.lower())
                 self._client.set_memory_pressure(level)

@@ -17,10 +17,9 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.machine import (
     MachineMemory,
-    PressureLevel,
     gpu_memory,
     machine_memory,
-    pressure_source,
+    memory_pressure,
     raise_descriptor_limit,
 )
 from kvcache.backends.choice import (
@@ -260,7 +259,7 @@ def check_machine(options: SelfTestOptions, progress: Callable[[str], None]) -> 
         wheel=wheel_tag(),
         warnings=warnings,
         pace=pace,
-        pressure=PressureLevel(pressure_source()()).name.lower(),
+        pressure=memory_pressure().name.lower(),
     )
 
 

@@ -11,7 +11,7 @@ import structlog
 
 from engine.build import EnginePlan, build_engine
 from engine.client import EngineClient
-from engine.machine import pressure_source, raise_descriptor_limit, use_one_arena
+from engine.machine import memory_pressure, raise_descriptor_limit, use_one_arena
 from engine.monitor import EngineMonitor
 from engine.power import KeepAwake, power_of
 from kvcache.child import Child
@@ -147,7 +147,7 @@ def start_model(
         client,
         watchdog_s=settings.engine.watchdog_s,
         exit_code=lambda: engine_error(client, model.plan).exit_code,
-        pressure=pressure_source() if settings.cache.heed_pressure else None,
+        pressure=memory_pressure if settings.cache.heed_pressure else None,
         awake=keep_awake(settings),
     )
     monitor.start()

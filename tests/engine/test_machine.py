@@ -1,5 +1,6 @@
 import ctypes
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
+from engine import machine as module
 from engine.machine import (
     GPU_HEADROOM_BYTES,
     MACOS_AVAILABLE,
@@ -16,13 +18,11 @@ from engine.machine import (
     MachineMemory,
     PressureLevel,
     gpu_memory,
-    linux_pressure,
     machine_memory,
     machine_threads,
-    macos_pressure,
     memory_of_groups,
+    memory_pressure,
     own_groups,
-    pressure_source,
     processors_of_groups,
     read_sysctl,
     release_free_memory,
@@ -74,39 +74,26 @@ class Linux:
         (self.proc / "pressure").mkdir(exist_ok=True)
         (self.proc / "pressure/memory").write_text(PSI.format(percent))
 
-    @property
-    def total_and_available(self) -> tuple[int, int]:
-        memory = machine_memory(self.mounts, self.own)
-        return memory.total_bytes, memory.available_bytes
 
-    @property
-    def memory(self) -> list[GroupMemory]:
-        return memory_of_groups(self.mounts, self.own)
-
-    @property
-    def processors(self) -> float | None:
-        return processors_of_groups(self.mounts, self.own)
-
-    @property
-    def threads(self) -> int:
-        return machine_threads(self.mounts, self.own)
-
-    @property
-    def pressure(self) -> PressureLevel:
-        return linux_pressure(self.proc, self.mounts)
+def total_and_available() -> tuple[int, int]:
+    memory = machine_memory()
+    return memory.total_bytes, memory.available_bytes
 
 
 @pytest.fixture
-def linux(tmp_path: Path) -> Linux:
-    return Linux(tmp_path)
+def linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Linux:
+    made = Linux(tmp_path)
+    monkeypatch.setattr(module, "CONTROL_GROUPS", made.mounts)
+    monkeypatch.setattr(module, "PROC", made.proc)
+    return made
 
 
 def test_a_container_has_its_own_limits_or_those_around_it(linux: Linux) -> None:
     linux.limit("slice/own", "max", 5)
     linux.limit("slice", GIB, GIB // 4)
-    assert linux.total_and_available == (GIB, GIB * 3 // 4)
+    assert total_and_available() == (GIB, GIB * 3 // 4)
     linux.limit("slice/own", GIB // 2, GIB)
-    assert linux.total_and_available == (GIB // 2, 0)
+    assert total_and_available() == (GIB // 2, 0)
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -117,29 +104,29 @@ def test_a_container_sees_its_own_group_as_the_root(linux: Linux, old: bool) -> 
         linux.limit_old("memory", GIB, GIB // 8)
     else:
         linux.limit("", GIB, GIB // 8)
-    assert linux.total_and_available == (GIB, GIB * 7 // 8)
+    assert total_and_available() == (GIB, GIB * 7 // 8)
 
 
 def test_without_limits_the_machine_counts(linux: Linux) -> None:
     machine = psutil.virtual_memory().total
     linux.limit("slice/own", 1 << 60, 0)
-    assert linux.total_and_available[0] == machine
+    assert total_and_available()[0] == machine
     linux.say_own("4:memory:/old\n")
-    assert linux.total_and_available[0] == machine
+    assert total_and_available()[0] == machine
     linux.own.unlink()
-    assert linux.total_and_available[0] == machine
+    assert total_and_available()[0] == machine
 
 
 def test_threads_are_the_processors_that_may_be_used(
     monkeypatch: pytest.MonkeyPatch, linux: Linux
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5}, raising=False)
-    assert linux.threads == 3
+    assert machine_threads() == 3
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(384)), raising=False)
-    assert linux.threads == MAX_THREADS
+    assert machine_threads() == MAX_THREADS
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    assert linux.threads == 7
+    assert machine_threads() == 7
 
 
 @pytest.mark.parametrize(("share", "threads"), [("250", 3), ("10", 1), ("900", 7), ("max", 7)])
@@ -148,7 +135,7 @@ def test_threads_are_no_more_than_a_containers_share_of_processors(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)), raising=False)
     linux.write("slice", cpu__max=f"{share} 100")
-    assert linux.threads == threads
+    assert machine_threads() == threads
 
 
 @pytest.mark.parametrize(("available", "told"), [(20 * GIB, 12 * GIB), (5 * GIB, 5 * GIB)])
@@ -175,19 +162,23 @@ def test_a_fifth_or_a_gpus_headroom_is_left_to_others_unless_told_otherwise() ->
         assert memory.headroom_bytes(0) == 0
 
 
-def test_macos_can_give_what_activity_monitor_does_not_call_used(tmp_path: Path) -> None:
+def test_macos_can_give_what_activity_monitor_does_not_call_used(
+    linux: Linux, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pages of a Mac with 24 GiB, as vm_stat had them (pull request 4876 of HMCL): 3857 are free,
     294894 are of files, 17340 are purgeable. psutil would count 7.0 GiB, 2.2 of them others'."""
     pages = dict(zip(MACOS_AVAILABLE, (3857, 294894, 17340), strict=True))
-    found = machine_memory(tmp_path, tmp_path / "own", pages.get)
+    monkeypatch.setattr(module, "read_sysctl", pages.get)
+    found = machine_memory()
     assert found.available_bytes == 316091 * os.sysconf("SC_PAGE_SIZE")
     assert found.total_bytes == psutil.virtual_memory().total
 
 
-def test_a_system_that_does_not_count_all_of_them_is_asked_by_psutil(tmp_path: Path) -> None:
-    free_alone = {MACOS_AVAILABLE[0]: 1 << 60}
-    found = machine_memory(tmp_path, tmp_path / "own", free_alone.get)
-    assert found.available_bytes <= psutil.virtual_memory().total
+def test_a_system_that_does_not_count_all_of_them_is_asked_by_psutil(
+    linux: Linux, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "read_sysctl", {MACOS_AVAILABLE[0]: 1 << 60}.get)
+    assert machine_memory().available_bytes <= psutil.virtual_memory().total
 
 
 # Small pieces of many threads, and one behind each that stays.
@@ -302,9 +293,9 @@ def machine(linux: Linux, monkeypatch: pytest.MonkeyPatch) -> Linux:
 
 
 def test_a_system_that_says_nothing_is_not_short(machine: Linux) -> None:
-    assert machine.pressure is NORMAL
+    assert memory_pressure() is NORMAL
     machine.own.unlink()
-    assert machine.pressure is NORMAL
+    assert memory_pressure() is NORMAL
 
 
 @pytest.mark.parametrize(
@@ -314,14 +305,14 @@ def test_tasks_that_wait_for_memory_tell(
     machine: Linux, percent: object, level: PressureLevel
 ) -> None:
     machine.stalls(percent)
-    assert machine.pressure is level
+    assert memory_pressure() is level
 
 
 @pytest.mark.parametrize("text", ["", "\n", "full avg10=99.00 avg60=0.00\n", "some avg10=? x\n"])
 def test_a_file_without_its_figure_says_nothing(machine: Linux, text: str) -> None:
     machine.stalls("41.00")
     (machine.proc / "pressure/memory").write_text(text)
-    assert machine.pressure is NORMAL
+    assert memory_pressure() is NORMAL
 
 
 @pytest.mark.parametrize(
@@ -331,35 +322,35 @@ def test_a_group_that_is_almost_full_is_short(
     machine: Linux, used: int, level: PressureLevel
 ) -> None:
     machine.limit("slice/own", 100, used)
-    assert machine.pressure is level
+    assert memory_pressure() is level
 
 
 def test_an_old_group_that_is_almost_full_is_short(machine: Linux) -> None:
     machine.limit_old("memory/pod/box", 100, 95)
-    assert machine.pressure is WARNING
+    assert memory_pressure() is WARNING
     machine.limit_old("memory/pod/box", 100, 95, "total_inactive_file 10")
-    assert machine.pressure is NORMAL
+    assert memory_pressure() is NORMAL
 
 
 def test_page_cache_of_a_group_makes_room_and_shared_memory_does_not(machine: Linux) -> None:
     machine.limit("slice/own", 100, 99, "file 50\nshmem 0")
-    assert machine.pressure is NORMAL
+    assert memory_pressure() is NORMAL
     machine.limit("slice/own", 100, 99, "file 50\nshmem 50")
-    assert machine.pressure is CRITICAL
+    assert memory_pressure() is CRITICAL
 
 
 def test_a_group_without_a_limit_is_not_short_but_may_stall(machine: Linux) -> None:
     machine.limit("slice/own", "max", 99)
-    assert machine.pressure is NORMAL
+    assert memory_pressure() is NORMAL
     machine.write("slice/own", memory__pressure=PSI.format("15.00"))
-    assert machine.pressure is WARNING
+    assert memory_pressure() is WARNING
 
 
 def test_the_worst_of_all_counts(machine: Linux) -> None:
     machine.stalls("15.00")
     machine.limit("slice/own", 100, 50)
     machine.write("", memory__pressure=PSI.format("41.00"))
-    assert machine.pressure is CRITICAL
+    assert memory_pressure() is CRITICAL
 
 
 @pytest.mark.parametrize(
@@ -370,24 +361,21 @@ def test_where_stalls_are_not_measured_what_is_left_tells(
 ) -> None:
     memory = SimpleNamespace(total=1000, available=available)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    assert machine.pressure is level
+    assert memory_pressure() is level
     machine.stalls("0.00")
-    assert machine.pressure is NORMAL
+    assert memory_pressure() is NORMAL
 
 
 @pytest.mark.parametrize(
     ("said", "level"),
     [(1, NORMAL), (2, WARNING), (4, CRITICAL), (0, NORMAL), (3, NORMAL), (None, NORMAL)],
 )
-def test_macos_says_it_in_one_number(said: int | None, level: PressureLevel) -> None:
-    asked: list[bytes] = []
-
-    def sysctl(name: bytes) -> int | None:
-        asked.append(name)
-        return said
-
-    assert macos_pressure(sysctl) is level
-    assert asked == [SYSCTL]
+def test_macos_says_it_in_one_number(
+    said: int | None, level: PressureLevel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(module, "read_sysctl", {SYSCTL: said}.__getitem__)
+    assert memory_pressure() is level
 
 
 def test_the_kernel_is_asked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,15 +396,9 @@ def test_the_kernel_is_asked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_sysctl(b"known") is None
 
 
-def test_every_system_has_its_source() -> None:
-    assert pressure_source("darwin") is macos_pressure
-    assert pressure_source("linux") is linux_pressure
-    assert PressureLevel(pressure_source()()) in PressureLevel
-
-
 def test_each_controller_of_version_1_has_a_tree_of_its_own(linux: Linux) -> None:
     at = linux.mounts
-    found = {name: own_groups(at, linux.own, name) for name in ("", "memory", "cpu", "blkio")}
+    found = {name: own_groups(name) for name in ("", "memory", "cpu", "blkio")}
     assert found == {
         "": [at / "slice/own", at / "slice", at],
         "memory": [at / "memory/pod/box", at / "memory/pod", at / "memory"],
@@ -428,14 +410,14 @@ def test_each_controller_of_version_1_has_a_tree_of_its_own(linux: Linux) -> Non
 def test_version_1_tells_limits_of_groups_that_cannot_be_seen(linux: Linux) -> None:
     stat = f"cache 5\nhierarchical_memory_limit {500}\n"
     linux.limit_old("memory/pod/box", UNLIMITED, 300, stat)
-    assert linux.memory == [GroupMemory(500, 300, 0)]
+    assert memory_of_groups() == [GroupMemory(500, 300, 0)]
 
 
 def test_page_cache_of_version_1_makes_room_with_that_of_the_groups_inside(linux: Linux) -> None:
     # cache has shared memory in it; the lists of files have not.
     stat = "cache 9\nactive_file 1\ntotal_cache 90\ntotal_active_file 20\ntotal_inactive_file 10\n"
     linux.limit_old("memory/pod/box", 700, 300, stat)
-    assert linux.memory == [GroupMemory(700, 300, 30)]
+    assert memory_of_groups() == [GroupMemory(700, 300, 30)]
 
 
 @pytest.mark.parametrize(
@@ -460,4 +442,4 @@ def test_the_least_share_of_processors_counts(
 ) -> None:
     for folder, files in told.items():
         linux.write(folder, **files)
-    assert linux.processors == processors
+    assert processors_of_groups() == processors

@@ -14,6 +14,7 @@ import pytest
 
 from engine import monitor as module
 from engine.client import EngineClient
+from engine.machine import PressureLevel
 from engine.messages import CheckModel
 from engine.monitor import LONGEST_BREAK_S, EngineMonitor, Watchdog
 from engine.power import KeepAwake, SleepDetector
@@ -160,7 +161,7 @@ async def test_fault_25_the_engine_hears_how_short_of_memory_the_system_is(
 ) -> None:
     client = recall_client(prefix_keep_s=1000.0)
     client.attach()
-    level = [0]
+    level = [PressureLevel.NORMAL]
     monitor = EngineMonitor(
         client, watchdog_s=30.0, pressure=lambda: level[0], exit_code=exit_code, end=_never
     )
@@ -170,14 +171,14 @@ async def test_fault_25_the_engine_hears_how_short_of_memory_the_system_is(
     assert monitor.poll()
     assert client.pressure == 0
     await eventually(lambda: client.stats.kv is not None and client.stats.kv.cached_bytes > 0)
-    level[0] = 1
+    level[0] = PressureLevel.WARNING
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             assert monitor.poll()
     assert caplog.text.count("memory pressure of the system: warning") == 1
     assert client.pressure == 1
     await eventually(lambda: client.stats.kv is not None and client.stats.kv.cached_bytes == 0)
-    level[0] = 0
+    level[0] = PressureLevel.NORMAL
     monitor.poll()
     assert client.pressure == 0
     assert client.stop(WAIT_S)

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from engine.build import EnginePlan
-from engine.machine import PressureSource, pressure_source
+from engine.machine import PressureLevel, memory_pressure
 from engine.models.checkpoint import read_checkpoint
 from kvcache.backends.backend import BackendFailedError
 from kvcache.backends.choice import KVBackend, KVBackendChoice
@@ -207,13 +207,13 @@ def test_the_tokenizer_says_what_ends_an_answer_where_the_model_does_not(
     assert second.model.stop_token_ids == set()
 
 
-@pytest.mark.parametrize(("heeds", "source"), [(True, pressure_source()), (False, None)])
+@pytest.mark.parametrize(("heeds", "source"), [(True, memory_pressure), (False, None)])
 def test_the_engine_is_looked_at_while_it_serves(
     tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,
     own_log: None,
     heeds: bool,
-    source: PressureSource | None,
+    source: Callable[[], PressureLevel] | None,
 ) -> None:
     told: list[object] = []
 
