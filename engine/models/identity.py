@@ -9,9 +9,11 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from engine.models.config import ModelConfig
 from engine.models.safetensors_headers import weight_files
+from kvcache.fault_memory import read_record, write_record
 from kvcache.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
@@ -48,16 +50,19 @@ def content_digest(file: Path) -> str:
     file = file.resolve()
     if file.parent.name == "blobs" and BLOB_NAME.fullmatch(file.name):
         return file.name
-    began_ns = time.time_ns()
+    name, began_ns = f"weights-{sha256(os.fsencode(file)).hexdigest()[:16]}.json", time.time_ns()
     with file.open("rb") as stream:
         version = _version(os.fstat(stream.fileno()))
-        kept = _read_record(file)
+        kept = _read_record(name)
         if kept.get("version") == version:
             return str(kept["sha256"])
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         settled = version["ctime_ns"] + SETTLED_NS < began_ns
         if settled and _version(os.fstat(stream.fileno())) == version:
-            _write_record(file, {"version": version, "sha256": digest})
+            try:
+                os.close(write_record(name, {"version": version, "sha256": digest})[1])
+            except (OSError, RuntimeError) as error:  # a RuntimeError: there is no home folder
+                log.info("the next start reads %s again: its digest is not kept: %s", file, error)
     return digest
 
 
@@ -71,23 +76,8 @@ def _version(status: os.stat_result) -> dict[str, int]:
     }
 
 
-def _record(file: Path) -> Path:
-    """Return the path of the cached digest of a file. Raises RuntimeError without a home folder."""
-    return cache_folder() / f"weights-{sha256(os.fsencode(file)).hexdigest()[:16]}.json"
-
-
-def _read_record(file: Path) -> dict[str, object]:
+def _read_record(name: str) -> dict[str, Any]:
     try:
-        record = json.loads(_record(file).read_text())
-    except (OSError, ValueError, RuntimeError):
+        return read_record(cache_folder() / name)
+    except RuntimeError:
         return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _write_record(file: Path, record: dict[str, object]) -> None:
-    try:
-        path = _record(file)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record))  # readers reject a half-written record
-    except (OSError, RuntimeError) as error:
-        log.info("the next start reads %s again: its digest cannot be kept: %s", file, error)
