@@ -168,7 +168,6 @@ def plan_memory(
     shape = kv_shape(config, checkpoint, kv_backend)
     if checkpoint.embeds:
         config = replace(config, grammar_bytes=0)
-    usable = machine.usable_bytes(machine.headroom_bytes(config.headroom_bytes))
     itemsize = compute_itemsize(checkpoint.dtype, on_gpu=kv_backend.on_gpu)
     weights = checkpoint.stored_bytes if kv_backend.on_gpu else checkpoint.packed_bytes
     request = CacheRequest(
@@ -179,16 +178,15 @@ def plan_memory(
         max_buffer_bytes=machine.max_buffer_bytes,
         address_bytes=machine.address_bytes,
     )
-    # If the user sets the bytes for K and V, the headroom for other programs may be used, too.
-    room = usable if config.kv_budget_bytes is None else machine.total_bytes
     least = smallest_context(config.max_model_len, spec.max_position_embeddings)
     # Activations grow with the limits, and the limits with the memory that activations leave: plan
     # for few activations, then for those of the limits that were found.
     context, sequences = least, 1
     while True:
         limited = replace(config, max_model_len=context, max_num_seqs=sequences)
-        demand = memory_demand(spec, limited, machine, shape, kv_backend, itemsize)
-        demand = replace(demand, weights_bytes=weights)
+        demand = memory_demand(spec, limited, machine, shape, kv_backend, itemsize, weights)
+        # Whoever sets the bytes for K and V may use the headroom for other programs, too.
+        room = demand.usable_bytes if config.kv_budget_bytes is None else demand.machine_bytes
         if weights > room:
             needed = demand.fixed_bytes + least * shape.bytes_per_token
             raise BudgetError(_too_large(checkpoint, demand, room, needed))

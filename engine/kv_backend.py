@@ -135,5 +135,5 @@ def memory_for(kv_backend: KVBackend) -> MachineMemory:
         return machine
     device = metal_device()
     assert device is not None
-    memory = gpu_memory(machine, device.working_set_bytes, device.max_buffer_bytes)
-    return replace(memory, address_bytes=device.address_bytes)
+    limits = device.working_set_bytes, device.max_buffer_bytes, device.address_bytes
+    return gpu_memory(machine, *limits)

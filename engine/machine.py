@@ -104,12 +104,15 @@ def macos_available_bytes() -> int | None:
 
 
 def gpu_memory(
-    machine: MachineMemory, working_set_bytes: int, max_buffer_bytes: int | None = None
+    machine: MachineMemory,
+    working_set_bytes: int,
+    max_buffer_bytes: int | None = None,
+    address_bytes: int | None = None,
 ) -> MachineMemory:
     """Return the memory that a GPU may use, at most the driver's limit ``working_set_bytes``."""
     total = min(machine.total_bytes, working_set_bytes)
     available = min(machine.available_bytes, working_set_bytes)
-    return MachineMemory(total, available, max_buffer_bytes, on_gpu=True)
+    return MachineMemory(total, available, max_buffer_bytes, True, address_bytes)
 
 
 def machine_threads() -> int:

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TextIO
 
 from engine.client import EngineClient
 from engine.machine import PressureLevel
@@ -22,8 +21,6 @@ SHUTDOWN_GRACE_S = 5.0
 # A longer time between two checks means that the whole process stood still, not that a step hangs:
 # the machine slept, or the process was stopped.
 LONGEST_BREAK_S = 3.0
-
-End = Callable[[int], object]
 
 
 class Watchdog:
@@ -58,21 +55,16 @@ class EngineMonitor:
         pressure: Callable[[], PressureLevel] | None,
         exit_code: Callable[[], int],
         awake: KeepAwake | None = None,
-        end: End = os._exit,
         clock: Callable[[], float] = time.monotonic,
-        stacks: TextIO | None = None,
     ) -> None:
         """``client`` must have been started. ``pressure`` returns the memory pressure, or is None
-        to ignore it. After a hang, ``end`` ends the process with ``exit_code()``. Stack traces go
-        to ``stacks``, by default standard error."""
+        to ignore it. After a hang, the process ends with ``exit_code()``."""
         self._client = client
         self._watchdog = Watchdog(watchdog_s)
         self._pressure = pressure
         self._exit_code = exit_code
         self._awake = awake
-        self._end = end
         self._clock = clock
-        self._stacks = stacks
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
@@ -111,7 +103,7 @@ class EngineMonitor:
             self._client.step_age_s,
             self._client.stats,
         )
-        faulthandler.dump_traceback(self._stacks or sys.__stderr__ or 2, all_threads=True)
+        faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
         if not self._stopped.wait(SHUTDOWN_GRACE_S):
             log.critical("the server did not end in time")
-            self._end(self._exit_code())
+            os._exit(self._exit_code())

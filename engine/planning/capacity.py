@@ -126,7 +126,7 @@ def empty_machine(device: Device) -> tuple[MachineMemory, KVBackend]:
     machine = MachineMemory(device.memory_bytes, device.memory_bytes)
     if not device.on_gpu:
         return machine, KVBackend.POSIX
-    gpu = replace(gpu_memory(machine, device.working_set_bytes), address_bytes=device.address_bytes)
+    gpu = gpu_memory(machine, device.working_set_bytes, address_bytes=device.address_bytes)
     return gpu, KVBackend.SPARSE
 
 

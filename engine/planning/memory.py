@@ -147,14 +147,15 @@ def memory_demand(
     shape: KVShape,
     kv_backend: KVBackend,
     itemsize: int,
+    weights_bytes: int = 0,
 ) -> MemoryDemand:
-    """Return the memory needed beside weights and cache. An activation has ``itemsize`` bytes."""
+    """Return the memory needed beside the cache. An activation has ``itemsize`` bytes."""
     attention = attention_scratch_bytes(spec, config, shape, kv_backend)
     return MemoryDemand(
         machine_bytes=machine.total_bytes,
         available_bytes=machine.available_bytes,
         headroom_bytes=machine.headroom_bytes(config.headroom_bytes),
-        weights_bytes=0,
+        weights_bytes=weights_bytes,
         activation_bytes=activation_bytes(spec, config, itemsize) + attention,
         mlx_cache_bytes=config.mlx_cache_bytes,
         grammar_bytes=config.grammar_bytes,

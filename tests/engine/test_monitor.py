@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
+import os
 import re
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -31,6 +31,11 @@ def exit_code() -> int:
     return 7
 
 
+@pytest.fixture(autouse=True)
+def process_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "_exit", _never)
+
+
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks come at once."""
@@ -39,7 +44,10 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_fault_10_a_step_that_hangs_ends_streams_and_process(
-    fast: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fast: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     engine = start_engine()
     client, gate = engine.client, engine.gate
@@ -51,19 +59,17 @@ async def test_fault_10_a_step_that_hangs_ends_streams_and_process(
         codes.append(code)
         ended.set()
 
+    monkeypatch.setattr(os, "_exit", end)
     gate.closed = True
     entered = gate.entered
     stream = submit(client, tuple(range(50)), PARAMS)
     waiting = submit(client, tuple(range(60)), PARAMS)
     await eventually(lambda: gate.entered > entered)
-    with (tmp_path / "stacks").open("w+") as stacks, caplog.at_level(logging.CRITICAL):
-        monitor = EngineMonitor(
-            client, watchdog_s=0.02, pressure=None, exit_code=exit_code, end=end, stacks=stacks
-        )
+    with caplog.at_level(logging.CRITICAL):
+        monitor = EngineMonitor(client, watchdog_s=0.02, pressure=None, exit_code=exit_code)
         monitor.start()
         assert await asyncio.to_thread(ended.wait, WAIT_S)
-        stacks.seek(0)
-        told = stacks.read()
+    told = capfd.readouterr().err
     assert codes == [7]
     assert not client.alive, "/health says so"
     with pytest.raises(EngineDeadError):
@@ -85,21 +91,18 @@ async def test_fault_10_a_step_that_hangs_ends_streams_and_process(
     client._thread.join(WAIT_S)
 
 
-async def test_a_server_that_ends_in_time_ends_by_itself(fast: None, tmp_path: Path) -> None:
+async def test_a_server_that_ends_in_time_ends_by_itself(fast: None) -> None:
     client = _Hanging()
-    with (tmp_path / "stacks").open("w") as stacks:
-        monitor = EngineMonitor(
-            client,  # type: ignore[arg-type]
-            watchdog_s=0.001,
-            pressure=None,
-            exit_code=exit_code,
-            end=_never,
-            stacks=stacks,
-        )
-        client.when_given_up = monitor._stopped.set
-        monitor.start()
-        assert await asyncio.to_thread(client.given_up.wait, WAIT_S)
-        monitor.stop()
+    monitor = EngineMonitor(
+        client,  # type: ignore[arg-type]
+        watchdog_s=0.001,
+        pressure=None,
+        exit_code=exit_code,
+    )
+    client.when_given_up = monitor._stopped.set
+    monitor.start()
+    assert await asyncio.to_thread(client.given_up.wait, WAIT_S)
+    monitor.stop()
 
 
 class _Hanging:
@@ -131,9 +134,7 @@ async def test_an_engine_that_works_is_left_alone_however_long_it_works() -> Non
     client = recall_client(model=lambda shape, vocab: ScriptedModel(shape, vocab, gate=gate))
     client.attach()
     clock = Clock()
-    monitor = EngineMonitor(
-        client, watchdog_s=5.0, pressure=None, exit_code=exit_code, end=_never, clock=clock
-    )
+    monitor = EngineMonitor(client, watchdog_s=5.0, pressure=None, exit_code=exit_code, clock=clock)
     stream = submit(client, (1, 2, 3), SamplingParams(20, temperature=0.0))
     while await stream.next_batch(WAIT_S):
         clock.now += 1.0
@@ -162,9 +163,7 @@ async def test_fault_25_the_engine_hears_how_short_of_memory_the_system_is(
     client = recall_client(prefix_keep_s=1000.0)
     client.attach()
     level = [PressureLevel.NORMAL]
-    monitor = EngineMonitor(
-        client, watchdog_s=30.0, pressure=lambda: level[0], exit_code=exit_code, end=_never
-    )
+    monitor = EngineMonitor(client, watchdog_s=30.0, pressure=lambda: level[0], exit_code=exit_code)
     stream = submit(client, tuple(range(100)), SamplingParams(1))
     while await stream.next_batch(WAIT_S):
         pass
