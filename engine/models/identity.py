@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.models.config import ModelConfig
 from engine.models.safetensors_headers import weight_files
-from kvcache.fault_memory import read_record, write_record
+from kvcache.backends.faults import read_record, write_record
 from kvcache.user_folders import cache_folder
 
 log = logging.getLogger(__name__)

@@ -319,6 +319,7 @@ def test_before_the_start_there_are_no_figures_and_nothing_is_alive() -> None:
     client = EngineClient(recall_loop, max_queue=1, max_backlog=1)
     assert not client.alive
     assert client.stats.kv is None
+    assert (client.busy_since, client.step_age_s) == (None, 0.0)
     with pytest.raises(EngineDeadError):
         submit(client, (1,), params())
 

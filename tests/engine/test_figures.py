@@ -1,13 +1,7 @@
-from bisect import bisect_left
-
-from hypothesis import given
-from hypothesis import strategies as st
-
 from engine.figures import (
     Distributions,
     Histogram,
     HistogramCounts,
-    MlxMemory,
     StepMeter,
     no_values,
 )
@@ -20,17 +14,6 @@ def test_a_value_belongs_to_the_first_class_that_it_does_not_exceed() -> None:
     for value in (0.0, 0.1, 0.5, 1.0, 1.5, 10.0, 11.0, 1e9):
         histogram.observe(value)
     assert histogram.snapshot == HistogramCounts(BOUNDS, (2, 2, 2, 2), 1e9 + 24.1)
-
-
-@given(st.lists(st.floats(0, 100)))
-def test_no_value_is_lost(values: list[float]) -> None:
-    histogram = Histogram(BOUNDS)
-    for value in values:
-        histogram.observe(value)
-    found = histogram.snapshot
-    assert sum(found.counts) == len(values)
-    for place, count in enumerate(found.counts):
-        assert count == sum(bisect_left(BOUNDS, value) == place for value in values)
 
 
 def test_a_snapshot_stays_as_it_is() -> None:
@@ -50,7 +33,3 @@ def test_the_meter_keeps_three_measures_apart() -> None:
     assert (sum(seconds.counts), seconds.total) == (2, 0.75)
     assert (sum(sequences.counts), sequences.total) == (2, 35)
     assert (sum(queue.counts), queue.total) == (1, 7.0)
-
-
-def test_where_no_mlx_runs_it_holds_nothing() -> None:
-    assert MlxMemory() == (0, 0, 0)

@@ -13,13 +13,12 @@ from typing import Any, cast
 import pytest
 
 from engine import monitor as module
-from engine.client import EngineClient
 from engine.machine import PressureLevel
 from engine.messages import CheckModel
 from engine.monitor import LONGEST_BREAK_S, EngineMonitor, Watchdog
 from engine.power import KeepAwake, SleepDetector
 from engine.types import EngineDeadError, FinishReason, Request, SamplingParams
-from tests.engines import recall_client, recall_loop, submit
+from tests.engines import recall_client, submit
 from tests.server.harness import Gate, ScriptedModel, eventually, start_engine
 from tests.simulation.runner import Clock
 
@@ -147,11 +146,6 @@ async def test_an_engine_that_works_is_left_alone_however_long_it_works() -> Non
     assert client.step_age_s < WAIT_S
     assert client.stop(WAIT_S)
     assert client.step_age_s == 0.0
-
-
-def test_before_the_start_nothing_runs() -> None:
-    client = EngineClient(recall_loop, max_queue=1, max_backlog=1)
-    assert (client.busy_since, client.step_age_s) == (None, 0.0)
 
 
 # --- memory pressure -------------------------------------------------------------------------

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-import metal_ext
 from engine.messages import Abort
 from engine.step.loop import EngineLoop
 from engine.types import FinishReason, Request, SamplingParams
 from kvcache.backends.backend import Segment
-from kvcache.backends.posix import PosixBackend
-from kvcache.layout import KVFormat, KVShape, KVSpec, paged_layout
+from kvcache.layout import KVFormat, KVShape, KVSpec
 from tests.engines import BLOCK_BYTES, SHAPE, VOCAB, Answers, greedy, recall_loop, run_dry, steps
-from tests.kvcache.managers import full_group, join, manager
+from tests.kvcache.managers import full_group
 from tests.recall import WrongSlotError, recall, recall_many
 
 LAYERS = len(SHAPE.layers)
@@ -122,19 +120,6 @@ def test_no_k_or_v_byte_is_copied_when_a_sequence_joins_grows_or_leaves() -> Non
     run_dry(loop)
     assert loop.stats.copied_bytes == 0
     assert len(answers.finished) == 20
-
-
-def test_the_counter_that_says_so_counts() -> None:
-    layout = paged_layout(
-        SHAPE, max_tokens=64, heap_bytes=8 * BLOCK_BYTES, system_page_bytes=4096, page_bytes=4096
-    )
-    backend = PosixBackend(layout.groups[0], metal_ext.CpuWorkers(1))
-    kv = manager(layout, backend, budget_bytes=8 * BLOCK_BYTES)
-    for seq in (1, 2):
-        assert join(kv, seq, 16)
-        assert kv.reserve(seq, 16)
-    backend.copy_block(0, 0, 1, 0, 5)
-    assert kv.copied_bytes == 5 * SHAPE.bytes_per_token
 
 
 def test_recall_notices_a_slot_that_was_overwritten() -> None:

@@ -10,7 +10,6 @@ from engine.types import (
     EngineLimits,
     FinishReason,
     MissReason,
-    PrefixSalt,
     SamplingParams,
     TokenEvent,
 )
@@ -162,14 +161,6 @@ def test_a_prompt_that_misses_one_token_and_had_to_wait_is_told_what_it_shares()
     report = engine.first(2).prefix
     assert report is not None
     assert report.miss is None
-
-
-def test_other_salts_share_nothing() -> None:
-    engine = Engine()
-    for number, key in ((1, b"a"), (2, b"b")):
-        engine.add(number, [*COMMON, 1], salt=PrefixSalt(key))
-        engine.run()
-    assert engine.scheduler.counters.cached_prompt_tokens == 0
 
 
 def test_a_preempted_sequence_computes_no_more_than_a_block_and_a_token_again() -> None:

@@ -435,17 +435,6 @@ def test_a_map_that_can_be_neither_finished_nor_undone_ends_serving() -> None:
     assert backend.faults.calls == 5
 
 
-def test_nothing_is_copied_by_joining_growing_and_leaving() -> None:
-    kv, backend = small_manager()
-    for seq in (1, 2, 3):
-        assert join(kv, seq, 1)
-        grow(kv, seq, 0, 20)
-    for seq in (1, 2, 3):
-        kv.close(seq)
-    settle(kv, backend)
-    assert kv.copied_bytes == 0
-
-
 def test_mappings_are_counted_by_blocks_and_those_of_the_past_go_again() -> None:
     kv, backend = small_manager()
     ids = [7] * 64
@@ -479,18 +468,6 @@ def test_a_refused_mapping_is_counted_only_as_far_as_it_was_there() -> None:
     assert not kv.reserve(1, 64)
     kv.check_invariants()
     assert kv.stats().mapped_blocks - kv.stats().unmapped_blocks == before
-
-
-def test_prefixes_that_are_forgotten_are_counted() -> None:
-    kv, backend = small_manager()
-    assert join(kv, 1, 64)
-    grow(kv, 1, 0, 64)
-    kv.close(1)
-    settle(kv, backend)
-    assert kv.stats().cached_bytes == 4 * BLOCK
-    assert kv.stats().evicted_blocks == 0
-    kv.evict_prefixes()
-    assert kv.stats().evicted_blocks == 4
 
 
 def test_other_models_get_the_memory_of_idle_prefixes_but_not_what_one_sequence_may_need() -> None:

@@ -147,18 +147,6 @@ def test_an_earlier_place_is_found_when_the_end_of_the_heap_is_full() -> None:
     assert take(pool, 1, after=blocks[1]) == [blocks[0]]
 
 
-def test_a_quarantined_block_is_not_handed_out() -> None:
-    pool, _ = small_pool(heaps=1)
-    blocks = take(pool, 4)
-    pool.detach(blocks)
-    assert pool.free_blocks == 0
-    assert pool.allocate(1) is None
-    for block in blocks:
-        assert pool.remove_buffer(block)
-        pool.free(block)
-    assert len(take(pool, 4)) == 4
-
-
 def test_a_system_without_memory_leaves_no_trace() -> None:
     pool, backend = small_pool(faults=MemoryFaults(fail_at=2))
     taken = take(pool, 3)
@@ -183,12 +171,6 @@ def test_a_block_out_of_turn_is_a_bug(action, message) -> None:  # type: ignore[
     (block,) = take(pool, 1)
     with pytest.raises(AssertionError, match=message):
         action(pool, block)
-
-
-def test_untouched_blocks_are_no_slack() -> None:
-    pool, _ = small_pool()
-    take(pool, 1)
-    assert pool.free_committed_bytes == 0
 
 
 def test_whole_free_heaps_are_given_back_first_and_in_one_piece() -> None:
@@ -289,30 +271,6 @@ def test_a_sealed_block_waits_until_the_last_sequence_has_left_it() -> None:
     pool.check_invariants()
 
 
-def test_a_quarantined_and_a_cached_block_can_be_shared_again() -> None:
-    pool, _ = small_pool()
-    block = sealed(pool)
-    pool.detach([block])
-    pool.attach(block)
-    assert block.state is BlockState.SEALED
-    pool.detach([block])
-    assert not pool.remove_buffer(block)
-    assert pool.remove_buffer(block)
-    pool.cache(block)
-    assert pool.count(BlockState.CACHED) == 1
-    pool.attach(block)
-    assert (block.state, block.buffers) == (BlockState.SEALED, 1)
-    pool.check_invariants()
-
-
-def test_a_block_can_be_sealed_after_its_sequence_has_left() -> None:
-    pool, _ = small_pool()
-    (block,) = take(pool, 1)
-    pool.detach([block])
-    pool.seal(block)
-    assert block.state is BlockState.QUARANTINED
-
-
 def test_a_cached_block_is_not_handed_out_until_it_is_freed() -> None:
     pool, _ = small_pool(heaps=1)
     block = sealed(pool)
@@ -323,13 +281,6 @@ def test_a_cached_block_is_not_handed_out_until_it_is_freed() -> None:
     pool.free(block)
     assert pool.free_blocks == HEAP_BLOCKS
     assert places(pool.blocks()) == [(0, place) for place in range(HEAP_BLOCKS)]
-
-
-def test_blocks_that_were_never_mapped_are_given_up_at_once() -> None:
-    pool, _ = small_pool(heaps=1)
-    pool.free_unmapped(take(pool, 4))
-    pool.check_invariants()
-    assert len(take(pool, 4)) == 4
 
 
 # --- what the system charges for ----------------------------------------------------------------

@@ -73,12 +73,6 @@ def test_token_ids_are_compared_even_when_digests_are_equal() -> None:
     assert cache.index.find(forged, 0) is None
 
 
-def test_other_salts_find_nothing() -> None:
-    cache = Cache()
-    cache.keep(hashes_of([1, 2, 3, 4], PrefixSalt(b"key")))
-    assert cache.index.find(hashes_of([1, 2, 3, 4], PrefixSalt(b"other")), 0) is None
-
-
 def test_leaves_are_evicted_before_their_parents() -> None:
     cache = Cache()
     first, second = cache.keep(hashes_of([1] * 8))

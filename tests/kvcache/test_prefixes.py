@@ -412,24 +412,14 @@ def parent_and_child(prompt: int, **changes: object) -> tuple[KVCacheManager, St
     return kv, backend
 
 
-def test_a_fork_shares_sealed_blocks_and_copies_the_partial_one() -> None:
-    kv, backend = parent_and_child(40)
-    assert kv.fork(1, 2) == 39, "the last token is computed again, for its logits"
-    assert blocks_of(kv, 1)[:2] == blocks_of(kv, 2)[:2]
-    assert backend.copied_bytes == 7 * backend.group.bytes_per_token
-    grow(kv, 2, 39, 1, IDS)
-
-
-def test_a_fork_of_whole_blocks_copies_all_of_the_last_but_a_token() -> None:
-    kv, backend = parent_and_child(32)
-    assert kv.fork(1, 2) == 31
-    assert kv.copied_bytes == 15 * backend.group.bytes_per_token
-
-
-def test_a_fork_of_whole_blocks_and_a_token_copies_nothing() -> None:
-    kv, backend = parent_and_child(33)
-    assert kv.fork(1, 2) == 32
-    assert backend.copied_bytes == 0
+@pytest.mark.parametrize(("prompt", "copied"), [(40, 7), (32, 15), (33, 0)])
+def test_a_fork_shares_sealed_blocks_and_copies_the_partial_one(prompt: int, copied: int) -> None:
+    kv, backend = parent_and_child(prompt)
+    assert kv.fork(1, 2) == prompt - 1, "the last token is computed again, for its logits"
+    shared = (prompt - 1) // TOKENS
+    assert blocks_of(kv, 1)[:shared] == blocks_of(kv, 2)[:shared]
+    assert kv.copied_bytes == copied * backend.group.bytes_per_token
+    grow(kv, 2, prompt - 1, 1, IDS)
 
 
 def test_a_fork_waits_until_its_parent_has_computed_the_prompt() -> None:

@@ -116,15 +116,6 @@ def test_a_failure_now_and_then_does_not_end_the_engine() -> None:
     assert set(answers.finished.values()) == {FinishReason.ERROR}
 
 
-def test_fault_12_an_assertion_is_never_survived() -> None:
-    loop = recall_loop(Answers.empty())
-    loop.mailbox.put(greedy(1, [1, 2, 3], 5))
-    loop.run_once()
-    loop._kv._open[1].progress.computed = 999
-    with pytest.raises(AssertionError):
-        loop.run_once()
-
-
 def test_the_last_figures_are_older_ones_where_the_books_cannot_be_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -60,18 +60,6 @@ def test_only_the_cpu_beside_a_gpu_is_worth_a_warning() -> None:
     assert choose_kv_backend("auto", no_metal=NOWHERE, trial=never, remembered=once).warnings == ()
 
 
-def test_what_has_failed_here_before_is_neither_tried_nor_taken() -> None:
-    def trial(kv_backend: KVBackend) -> str:
-        assert kv_backend is KVBackend.PAGED
-        return ""
-
-    choice = choose_kv_backend("auto", no_metal="", trial=trial, remembered=once)
-    assert choice.kv_backend is KVBackend.PAGED
-    assert choice.warnings == choice.reasons[:1]
-    assert "not sparse on Metal: it has failed on this machine" in choice.warnings[0]
-    assert "it hung. `quire doctor --stress` tries it again" in choice.warnings[0]
-
-
 def test_what_has_failed_here_before_is_refused_to_who_asks_for_it() -> None:
     with pytest.raises(KVBackendError) as caught:
         choose_kv_backend("sparse", no_metal="", trial=never, remembered=once)
@@ -79,12 +67,6 @@ def test_what_has_failed_here_before_is_refused_to_who_asks_for_it() -> None:
         assert words in str(caught.value)
     taken = choose_kv_backend("paged", no_metal="", trial=broken(), remembered=once)
     assert taken.kv_backend is KVBackend.PAGED
-
-
-def test_without_metal_nothing_is_tried() -> None:
-    choice = choose_kv_backend("auto", no_metal=NOWHERE, trial=never, remembered=nothing)
-    assert choice.kv_backend is KVBackend.POSIX
-    assert choice.reasons == (f"posix: {NOWHERE}",)
 
 
 @pytest.mark.parametrize(
