@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import metal_ext
-from engine.build import assemble
+from engine.build import assemble, build_engine, plan_engine
 from engine.client import EngineClient, TokenStream
 from engine.config import EngineConfig
 from engine.machine import MachineMemory
+from engine.models.checkpoint import read_checkpoint
 from engine.serving import ServingEngine
 from engine.step.loop import Emit, EngineLoop
 from engine.types import FinishReason, Request, SamplingParams, TokenEvent
@@ -136,6 +138,13 @@ def recall_loop(
         emit,
         embedding_size=VOCAB if pools else None,
     )
+
+
+def built_loop(folder: Path, config: EngineConfig, emit: Emit) -> EngineLoop:
+    """Return an engine of the calling thread for the model in a folder."""
+    memory = MachineMemory(8 << 30, 4 << 30)
+    plan = plan_engine(config, read_checkpoint(folder), memory, ON_CPU["posix"])
+    return build_engine(plan, config, lambda *_: None, emit)
 
 
 def steps(loop: EngineLoop) -> Iterator[bool]:

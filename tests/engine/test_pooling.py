@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 import metal_ext
-from engine.build import build_engine, plan_engine
 from engine.client import EngineClient
-from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.models.weights import load_model
 from engine.step.plan import NOT_FINITE, Vector
@@ -20,7 +18,7 @@ from engine.step.sampler import pool
 from engine.types import FinishReason, PrefixSalt, PromptTooLongError, SamplingParams
 from kvcache.layout import KVFormat
 from tests.engine.models.forwards import cache_for, step
-from tests.engines import CONFIG, ON_CPU, started, submit
+from tests.engines import CONFIG, built_loop, started, submit
 from tests.kvcache.managers import join
 from tests.models import ModelSpec, write_embedding_model, write_model
 from tests.reference import load_reference
@@ -60,10 +58,7 @@ def vectors_of(model: Any, prompts: list[list[int]]) -> np.ndarray:
 
 
 def pooling_client(folder: Path, **changes: Any) -> EngineClient:
-    config = replace(ENGINE, **changes)
-    machine = MachineMemory(8 << 30, 4 << 30)
-    plan = plan_engine(config, read_checkpoint(folder), machine, ON_CPU["posix"])
-    client = started(lambda emit: build_engine(plan, config, lambda *_: None, emit))
+    client = started(lambda emit: built_loop(folder, replace(ENGINE, **changes), emit))
     client.attach()
     return client
 

@@ -5,11 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.build import build_engine, plan_engine
-from engine.machine import MachineMemory
-from engine.models.checkpoint import read_checkpoint
 from engine.types import SamplingParams
-from tests.engines import CONFIG, ON_CPU, Answers, request_of, run_dry
+from tests.engines import CONFIG, Answers, built_loop, request_of, run_dry
 from tests.models import SMALL, write_model
 
 SPEC = replace(SMALL, num_attention_heads=6, vocab_size=1024)
@@ -33,10 +30,8 @@ def test_answers_go_on_exactly_after_preemption(tmp_path: Path, penalty: float) 
     def run(blocks: int) -> tuple[Answers, int]:
         block_bytes = 16 * 2 * SPEC.num_hidden_layers * SPEC.num_key_value_heads * SPEC.head_dim * 4
         config = replace(ENGINE, kv_budget_bytes=blocks * block_bytes, heap_bytes=block_bytes)
-        machine = MachineMemory(8 << 30, 4 << 30)
-        plan = plan_engine(config, read_checkpoint(folder), machine, ON_CPU["posix"])
         answers = Answers.empty()
-        loop = build_engine(plan, config, lambda *_: None, answers)
+        loop = built_loop(folder, config, answers)
         for number in range(1, 7):
             params = SamplingParams(
                 120, temperature=0.8, top_k=4, seed=number, frequency_penalty=penalty, logprobs=2

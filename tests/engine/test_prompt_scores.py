@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 import engine.step.sampler
-from engine.build import build_engine, plan_engine
-from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.step.loop import EngineLoop
 from engine.step.plan import (
@@ -23,7 +21,7 @@ from engine.types import (
     SamplingParams,
     TokenEvent,
 )
-from tests.engines import CONFIG, ON_CPU, recall_loop, request_of, run_dry, steps
+from tests.engines import CONFIG, built_loop, recall_loop, request_of, run_dry, steps
 from tests.models import ModelSpec, write_model
 from tests.reference import load_reference
 
@@ -65,10 +63,7 @@ def expected(folder: Path, prompts: list[list[int]]) -> Expected:
 
 
 def built(folder: Path, events: list[TokenEvent], **changes: object) -> EngineLoop:
-    config = replace(ENGINE, **changes)  # type: ignore[arg-type]
-    machine = MachineMemory(8 << 30, 4 << 30)
-    plan = plan_engine(config, read_checkpoint(folder), machine, ON_CPU["posix"])
-    loop = build_engine(plan, config, lambda *_: None, events.extend)
+    loop = built_loop(folder, replace(ENGINE, **changes), events.extend)  # type: ignore[arg-type]
     events.clear()
     return loop
 

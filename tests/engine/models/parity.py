@@ -17,8 +17,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from engine.build import build_engine, plan_engine
-from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.spec import Experts
 from tests.engine.models.families.greedy import ENGINE, answers_of
@@ -31,7 +29,7 @@ from tests.engine.models.hybrids import (
     write_bonsai,
     write_hybrid,
 )
-from tests.engines import ON_CPU, Answers
+from tests.engines import Answers, built_loop
 from tests.families import QWEN3_MOE, ROUTERS, names_apart
 from tests.models import write_model
 from tests.reference import load_reference
@@ -153,9 +151,8 @@ def compare(checkpoint: Checkpoint, seed: int, lengths: Sequence[int] = LENGTHS)
     prompts."""
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(0, checkpoint.vocab_size, length).tolist() for length in lengths]
-    plan = plan_engine(ENGINE, checkpoint, MachineMemory(8 << 30, 4 << 30), ON_CPU["posix"])
     answers = Answers.empty()
-    loop = build_engine(plan, ENGINE, lambda *_: None, answers)
+    loop = built_loop(checkpoint.path, ENGINE, answers)
     answers_of(loop, answers, dict(enumerate(prompts)), NEW_TOKENS)
     for number, ids in enumerate(prompts, start=100):
         answers_of(loop, answers, {number: ids}, NEW_TOKENS)

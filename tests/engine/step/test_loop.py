@@ -11,12 +11,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine.build import build_engine, plan_engine
 from engine.figures import MlxMemory
 from engine.journal import Journal
-from engine.machine import MachineMemory
 from engine.messages import Abort, SetMemoryPressure, Stop
-from engine.models.checkpoint import read_checkpoint
 from engine.step.health_check import HEALTH_CHECK_ID
 from engine.step.loop import EngineLoop
 from engine.step.pipeline import FAILURE_WINDOW_S
@@ -27,10 +24,10 @@ from kvcache.backends.choice import KVBackend
 from tests.engines import (
     BLOCK_BYTES,
     CONFIG,
-    ON_CPU,
     SHAPE,
     VOCAB,
     Answers,
+    built_loop,
     greedy,
     recall_loop,
     run_dry,
@@ -75,10 +72,7 @@ def test_fault_08_a_step_that_fails_after_its_appends_writes_nothing_later(
 ) -> None:
     answers = Answers.empty()
     config = replace(CONFIG, page_bytes=None, kv_budget_bytes=None)
-    machine = MachineMemory(2**30, 2**30)
-    plan = plan_engine(config, read_checkpoint(tiny_model), machine, ON_CPU["posix"])
-    loop = build_engine(plan, config, lambda *_: None, answers)
-
+    loop = built_loop(tiny_model, config, answers)
     with monkeypatch.context() as patch:
         patch.setattr("engine.step.runner.sample", Mock(side_effect=ValueError("out of luck")))
         loop.mailbox.put(greedy(1, list(range(300)), 5))

@@ -10,10 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.build import build_engine, plan_engine
-from engine.machine import MachineMemory
 from engine.messages import Abort, Stop
-from engine.models.checkpoint import read_checkpoint
 from engine.step.loop import EngineLoop
 from engine.step.pipeline import FAILURE_WINDOW_S
 from engine.step.plan import InFlightStep, Outcome, PendingState, StepPlan, StepRunner
@@ -22,11 +19,11 @@ from engine.step.sampler import PendingSamples
 from engine.types import EngineFailedError, FinishReason, Request, SamplingParams, TokenEvent
 from tests.engines import (
     CONFIG,
-    ON_CPU,
     SHAPE,
     VOCAB,
     Answers,
     Scripted,
+    built_loop,
     every_third,
     greedy,
     recall_loop,
@@ -125,9 +122,7 @@ def test_overlapping_steps_say_bit_for_bit_what_steps_one_by_one_say(tiny_model:
     def run(overlap: bool) -> tuple[list[TokenEvent], list[list[tuple[int, int, int]]], int]:
         events: list[TokenEvent] = []
         config = replace(CONFIG, page_bytes=None, kv_budget_bytes=None, overlap=overlap)
-        machine = MachineMemory(2**30, 2**30)
-        plan = plan_engine(config, read_checkpoint(tiny_model), machine, ON_CPU["posix"])
-        loop = build_engine(plan, config, lambda *_: None, events.extend)
+        loop = built_loop(tiny_model, config, events.extend)
         # What a step may compute does not depend on how long it takes.
         loop._scheduler.budget.target_s = 1e9
         runner = watched(loop)

@@ -8,12 +8,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from engine.build import build_engine, plan_engine
-from engine.machine import MachineMemory
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.step.loop import EngineLoop
 from engine.types import SamplingParams
-from tests.engines import CONFIG, ON_CPU, Answers, request_of, run_dry
+from tests.engines import CONFIG, Answers, built_loop, request_of, run_dry
 from tests.models import SMALL, write_model
 from tests.reference import load_reference
 
@@ -80,10 +78,8 @@ def check_greedy_answers(
     checkpoint = read_checkpoint(folder)
     rng = np.random.default_rng(7)
     prompts = [rng.integers(0, SPEC.vocab_size, length).tolist() for length in lengths]
-    plan = plan_engine(ENGINE, checkpoint, MachineMemory(8 << 30, 4 << 30), ON_CPU["posix"])
-    assert plan.arithmetic == "packed"
     answers = Answers.empty()
-    loop = build_engine(plan, ENGINE, lambda *_: None, answers)
+    loop = built_loop(folder, ENGINE, answers)
     answers_of(loop, answers, dict(enumerate(prompts, start=1)), new_tokens)
     expected = [answers.tokens[number] for number in range(1, 1 + len(prompts))]
     assert min(len(set(answer)) for answer in expected) >= least_distinct
