@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -157,6 +158,7 @@ def _finite(limit: int) -> int:
 # Control groups limit containers on Linux. There are two versions, and a system may use both.
 # Version 2: docs.kernel.org/admin-guide/cgroup-v2.html. Version 1:
 # docs.kernel.org/admin-guide/cgroup-v1/memory.html and docs.kernel.org/scheduler/sched-bwc.html.
+VERSION_1_NAMES = "limit_in_bytes", "usage_in_bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,30 +188,22 @@ def own_groups(controller: str = "") -> list[Path]:
 
 def memory_of_groups() -> list[GroupMemory]:
     """Return the memory of each control group that limits this process's memory."""
-    limits = [_version_2(folder) for folder in own_groups()]
-    limits += [_version_1(folder) for folder in own_groups("memory")]
-    return [memory for memory in limits if memory is not None]
+    return [*_read_memory("", "max", "current"), *_read_memory("memory", *VERSION_1_NAMES)]
 
 
-def _version_2(folder: Path) -> GroupMemory | None:
-    limit, used = (_integer(folder / name) for name in ("memory.max", "memory.current"))
-    if limit is None or used is None:
-        return None
-    stat = _figures(folder / "memory.stat")
-    return GroupMemory(limit, used, max(0, stat.get("file", 0) - stat.get("shmem", 0)))
-
-
-def _version_1(folder: Path) -> GroupMemory | None:
-    # If a group has no limit, the kernel reports a limit of almost 2^63 bytes.
-    names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    limit, used = (_integer(folder / name) for name in names)
-    if limit is None or used is None:
-        return None
-    stat = _figures(folder / "memory.stat")
-    # A container cannot read the groups around its own, but this field has the least of all limits.
-    limit = min(limit, stat.get("hierarchical_memory_limit", limit))
-    cache = stat.get("total_active_file", 0) + stat.get("total_inactive_file", 0)
-    return GroupMemory(limit, used, cache)
+def _read_memory(controller: str, limit_name: str, used_name: str) -> Iterator[GroupMemory]:
+    for folder in own_groups(controller):
+        limit, used = (_integer(folder / f"memory.{name}") for name in (limit_name, used_name))
+        if limit is None or used is None:
+            continue
+        stat = _figures(folder / "memory.stat")
+        # Version 1 limits all groups, by almost 2^63 bytes if nobody has set a limit. A container
+        # cannot read the groups around its own, but this field has the least of all limits.
+        limit = min(limit, stat.get("hierarchical_memory_limit", limit))
+        # The page cache is the first line in version 2, and the second line in version 1.
+        cache = max(0, stat.get("file", 0) - stat.get("shmem", 0))
+        cache += stat.get("total_active_file", 0) + stat.get("total_inactive_file", 0)
+        yield GroupMemory(limit, used, cache)
 
 
 def processors_of_groups() -> float | None:

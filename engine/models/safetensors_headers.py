@@ -80,14 +80,21 @@ def _read_header(file: Path) -> dict[str, Tensor]:
     try:
         size = regular_size(file)
         with file.open("rb") as stream:
-            header, data_bytes = _parse_header(file, stream, size)
+            text = _header_text(file, stream, size)
     except OSError as error:
         raise CheckpointError(f"{file}: the file cannot be read: {error.strerror}") from error
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: the header is not JSON") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: the header is not an object")
+    header.pop("__metadata__", None)
+    data_bytes = size - 8 - len(text)
     return {name: _parse_tensor(file, name, entry, data_bytes) for name, entry in header.items()}
 
 
-def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header's entries by tensor name, and the number of bytes after the header."""
+def _header_text(file: Path, stream: BinaryIO, size: int) -> bytes:
     prefix = stream.read(8)
     if len(prefix) < 8:
         raise CheckpointError(f"{file}: the file has {size} bytes; its header needs 8 at least")
@@ -98,14 +105,7 @@ def _parse_header(file: Path, stream: BinaryIO, size: int) -> tuple[dict[str, An
         raise CheckpointError(
             f"{file}: the header has {length} bytes; quire reads {MAX_HEADER_BYTES} at most"
         )
-    try:
-        header = json.loads(stream.read(length))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: the header is not JSON") from error
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{file}: the header is not an object")
-    header.pop("__metadata__", None)
-    return header, size - 8 - length
+    return stream.read(length)
 
 
 def _parse_tensor(file: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
@@ -134,32 +134,29 @@ def _parse_tensor(file: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    values = _load(file)
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{file}: the file is not a JSON object")
-    return values
+    return dict(_load(file, dict, "object"))
 
 
 def read_json_list(file: Path) -> list[Any]:
-    values = _load(file)
-    if not isinstance(values, list):
-        raise CheckpointError(f"{file}: the file is not a JSON array")
-    return values
+    return list(_load(file, list, "array"))
 
 
-def _load(file: Path) -> Any:
+def _load(file: Path, kind: type, what: str) -> Any:
     try:
         if (size := regular_size(file)) > MAX_JSON_BYTES:
             raise CheckpointError(
                 f"{file}: the file has {size} bytes; of JSON quire reads {MAX_JSON_BYTES} at most"
             )
-        return json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{file}: the file does not exist") from error
     except CheckpointError:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: the file is not readable JSON") from error
+    if not isinstance(values, kind):
+        raise CheckpointError(f"{file}: the file is not a JSON {what}")
+    return values
 
 
 def regular_size(file: Path) -> int:
