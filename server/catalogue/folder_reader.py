@@ -5,11 +5,13 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Self
 
 from engine.models.safetensors_headers import CheckpointError
 from kvcache.child import Child, LimitError, Limits
 from server.catalogue.hub_cache import BLOBS, cache_folder
+from server.text.tokenizer_files import TokenizerError
 
 # Reading a folder takes a second, or ten on a busy machine.
 LIMITS = Limits(20.0, 20.0, 2 << 30)
@@ -39,19 +41,30 @@ class FolderReader:
 
     def read(self, work: Callable[..., Any], folder: Path, *arguments: Any) -> Any:
         """Return ``work(folder, *arguments)``, either stored or computed by the reading process.
-        Raises CheckpointError for files that ``folder_state`` refuses, and beyond LIMITS."""
+        Raises CheckpointError for files that ``folder_state`` or ``work`` refuses, and beyond
+        LIMITS."""
         state = folder_state(folder)
         call = (work, folder, arguments)
         known = self._known.get(call)
         if known is None or known[0] != state:
+            name = f"{work.__module__}:{work.__qualname__}"
             try:
-                result = self.process.call(LIMITS, work, str(folder), *arguments)
+                result, problem = self.process.call(LIMITS, attempt, str(folder), name, *arguments)
             except LimitError as error:
-                result = CheckpointError(f"{folder}: its files cannot be read: {error}")
-            known = self._known[call] = state, result
+                result, problem = None, f"{folder}: its files cannot be read: {error}"
+            known = self._known[call] = state, CheckpointError(problem) if problem else result
         if isinstance(known[1], CheckpointError):
             raise known[1].with_traceback(None)
         return known[1]
+
+
+def attempt(folder: str, work: str, *arguments: Any) -> tuple[Any, str]:
+    """Return the result of the function with the name ``work``, and why it refuses the files, or
+    an empty text."""
+    try:
+        return resolve_name(work)(folder, *arguments), ""
+    except (CheckpointError, TokenizerError) as error:
+        return None, str(error)
 
 
 def reading_process() -> Child:

@@ -44,7 +44,8 @@ from server.catalogue.hub_cache import (
     repository_folder,
     snapshot_of,
 )
-from server.catalogue.lookup import InFolder, OnHub, known_names, look_up
+from server.catalogue.local_models import Place
+from server.catalogue.lookup import known_names, look_up
 from server.catalogue.names import ModelNotFoundError, nearest
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt")
@@ -64,15 +65,13 @@ class FoundModel:
     name: str
     """The repository ``org/name``, or the name of the folder."""
     folder: Path
-    repository: str | None = None
-    """The repository ``org/name``, or None for a folder outside the hub's cache."""
+    on_hub: bool = False
+    """False for a folder outside the hub's cache."""
     branch: str | None = None
     """The branch or tag on the hub that points to the folder's commit."""
     missing: tuple[WeightFile, ...] = ()
     weights_bytes: int = 0
     """Size of all weights, missing or not. It is 0 if no weights are missing."""
-    is_cached: bool = False
-    """True if the model comes from the local cache because the hub did not answer."""
     notice: str = ""
     """A log message about the use of the cache, with the reason. Empty if none is needed."""
 
@@ -82,27 +81,25 @@ class FoundModel:
 
     def fetch_small_files(self) -> None:
         """Download all needed files except the weights. Raises ModelNotFoundError."""
-        assert self.repository is not None
         try:
-            _fetch_matching(self.repository, self.folder.name, SMALL_FILES)
+            _fetch_matching(self.name, self.folder.name, SMALL_FILES)
         except Exception as error:
-            raise not_given(self.asked, self.repository, error) from error
+            raise not_given(self.asked, self.name, error) from error
 
     def fetch_weights(self) -> None:
         """Download the missing weights. Raises ModelNotFoundError for any failure."""
-        assert self.repository is not None
         check_room(self.asked, self.missing_bytes)
         try:
             commit, names = self.folder.name, [file.path for file in self.missing]
-            fetch_files(self.repository, commit, _weight_files(self.repository, commit, names))
+            fetch_files(self.name, commit, _weight_files(self.name, commit, names))
         except Exception as error:
-            raise not_given(self.asked, self.repository, error) from error
+            raise not_given(self.asked, self.name, error) from error
         self.follow_branch()
 
     def follow_branch(self) -> None:
         """Point the branch in the local cache to this commit, whose files are complete."""
-        if self.repository is not None and self.branch is not None:
-            move_branch(self.repository, self.branch, self.folder.name)
+        if self.branch is not None:
+            move_branch(self.name, self.branch, self.folder.name)
 
 
 def find_model(
@@ -116,13 +113,13 @@ def find_model(
     the hub does not answer, search the local cache. ``folders`` and ``reader`` are passed to
     ``look_up``. Raises ModelNotFoundError."""
     place = look_up(name, folders, reader)
-    if isinstance(place, InFolder):
+    if place.folder is not None:
         return FoundModel(name, place.name, place.folder)
     try:
         commit = _commit(place)
         folder = _fetch_matching(place.name, commit, files)
         branch = (place.revision or MAIN) if commit != place.revision else None
-        model = _with_missing(FoundModel(name, place.name, folder, place.name, branch))
+        model = _with_missing(FoundModel(name, place.name, folder, True, branch))
     except ModelNotFoundError:
         raise
     except (RevisionNotFoundError, DownloadError) as error:
@@ -194,7 +191,7 @@ def check_room(name: str, missing_bytes: int) -> None:
         )
 
 
-def _commit(place: OnHub) -> str:
+def _commit(place: Place) -> str:
     revision = place.revision or MAIN
     if COMMIT.fullmatch(revision):
         return revision
@@ -203,7 +200,7 @@ def _commit(place: OnHub) -> str:
     return check_commit(info.sha)
 
 
-def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
+def _cached(name: str, place: Place, error: Exception) -> FoundModel:
     """Find a model in the local cache. ``error`` is the reason why the hub gave no answer."""
     repository, revision = place.name, place.revision
     folder = snapshot_of(repository, revision) if revision else best_snapshot(repository)
@@ -215,24 +212,23 @@ def _cached(name: str, place: OnHub, error: Exception) -> FoundModel:
             f"{name}: commit {folder.name[:12]} of the cache is taken, because the hub did not "
             f"answer: {_first_line(error)}"
         )
-    return _with_missing(
-        FoundModel(name, repository, folder, repository, is_cached=True, notice=notice)
-    )
+    model = FoundModel(name, repository, folder, on_hub=True, notice=notice)
+    return _with_missing(model, is_cached=True)
 
 
-def _with_missing(model: FoundModel) -> FoundModel:
-    """Return the model with ``missing`` and ``weights_bytes`` set from the hub's cached list."""
-    assert model.repository is not None
-    listed = listed_weights(model.repository, model.folder)
+def _with_missing(model: FoundModel, *, is_cached: bool = False) -> FoundModel:
+    """Return the model with ``missing`` and ``weights_bytes`` set from the hub's cached list.
+    ``is_cached`` is True if the hub did not answer."""
+    listed = listed_weights(model.name, model.folder)
     if listed is None:
         return model  # without a list of files, the cached files are taken as all files
     names = [name for name in listed if not (model.folder / name).exists()]
     if not names:
         return model
-    if model.is_cached:
+    if is_cached:
         files = tuple(WeightFile(name, listed[name], None) for name in sorted(names))
     else:
-        files = _weight_files(model.repository, model.folder.name, names)
+        files = _weight_files(model.name, model.folder.name, names)
     return replace(model, missing=files, weights_bytes=sum(listed.values()))
 
 

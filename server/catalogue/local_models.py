@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -26,6 +26,7 @@ from kvcache.budget import gib
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.foreign_files import (
     CONFIG_FILE,
+    SNAPSHOTS,
     foreign_weights,
     refuse_foreign_files,
     refuse_pointers,
@@ -39,6 +40,7 @@ from server.catalogue.hub_cache import (
     missing_weights,
     part_bytes,
     repository_folder,
+    snapshot_of,
 )
 from server.catalogue.lm_studio import lm_studio_folders
 from server.catalogue.names import (
@@ -50,7 +52,8 @@ from server.catalogue.names import (
     printable,
 )
 from server.shipped import DEMO_MODEL, shipped
-from server.text.tokenizer import Tokenizer, TokenizerError
+from server.text.tokenizer import Tokenizer
+from server.text.tokenizer_files import TokenizerError
 
 TOKENIZER_FILE = "tokenizer.json"
 # Suffixes of files with weights, including those that quire cannot read.
@@ -60,12 +63,23 @@ DTYPES = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
 CONFIG_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
+class Place(NamedTuple):
+    """Where a model is: in a folder, or in a repository of the hub."""
+
+    name: str
+    """``org/name`` on the hub. Otherwise the folder's name, or the last two parts of its path."""
+    folder: Path | None = None
+    """A folder outside the hub's cache, or None for a repository, whether it is cached or not."""
+    revision: str | None = None
+    """A branch, tag or commit of the repository. None means the best cached one, or main."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalModel:
     """A model on this disk. It can be served unless ``problem`` is set."""
 
     name: str
-    """``org/name`` on the hub. Otherwise the folder's name, or the last two parts of its path."""
+    """The name of the model's Place."""
     folder: Path
     size_bytes: int
     """Size of all of the model's weight files on this disk."""
@@ -108,8 +122,8 @@ def local_models(
             return local_models(folders, hub=hub, reader=reader)
     by_name: dict[str, LocalModel] = {}
     seen: set[Path] = set()
-    for name, place in names_here(folders, hub=hub):
-        if (model := model_here(name, place, reader)) is None:
+    for place in places_here(folders, hub=hub):
+        if (model := model_here(place, reader)) is None:
             continue
         folder = model.folder.resolve()
         before = by_name.get(model.name)
@@ -119,21 +133,17 @@ def local_models(
     return tuple(sorted(by_name.values(), key=lambda model: model.name.lower()))
 
 
-def hub_model(
-    repository: str, reader: FolderReader, snapshot: Path | None = None
-) -> LocalModel | None:
-    """Return a repository's cached model. snapshot: a commit's folder; None means the best one."""
-    if snapshot is not None:
-        return _read(reader, read_model, snapshot, repository, snapshot.name)
-    folder = repository_folder(repository)
-    if not folders_in(folder / "snapshots"):
-        return None
-    return _read(reader, read_repository, folder, repository, "")
-
-
-def folder_model(name: str, folder: Path, reader: FolderReader) -> LocalModel:
-    """Return the model in a folder outside the hub's cache."""
-    return _read(reader, read_model, folder, name, None)
+def model_here(place: Place, reader: FolderReader) -> LocalModel | None:
+    """Return the model in a place, or None if nothing of it is on this disk."""
+    name, folder, revision = place
+    if folder is not None:
+        return _read(reader, read_model, folder, name, None)
+    if revision is not None:
+        snapshot = snapshot_of(name, revision)
+        return _read(reader, read_model, snapshot, name, snapshot.name) if snapshot else None
+    repository = repository_folder(name)
+    is_here = bool(folders_in(repository / SNAPSHOTS))
+    return _read(reader, read_repository, repository, name, "") if is_here else None
 
 
 def _read(
@@ -147,37 +157,31 @@ def _read(
         return _model_of(name, folder, revision, {"problem": _problem(name, folder, error)})
 
 
-def names_here(folders: Sequence[Path], *, hub: bool = True) -> Iterator[tuple[str, Path | None]]:
-    """Yield each local model's name and folder. None stands for a folder in the hub's cache."""
+def places_here(folders: Sequence[Path], *, hub: bool = True) -> Iterator[Place]:
     for folder in folders:
         yield from _model_folders(folder.expanduser().absolute())
     if hub:
-        yield from ((repository, None) for repository in cached_repositories())
+        yield from map(Place, cached_repositories())
         for publisher in itertools.chain(*map(folders_in, lm_studio_folders())):
             yield from _models_below(publisher)
 
 
-def model_here(name: str, folder: Path | None, reader: FolderReader) -> LocalModel | None:
-    """Return the model for a name and folder from ``names_here``, or None if the model is gone."""
-    return hub_model(name, reader) if folder is None else folder_model(name, folder, reader)
-
-
-def _model_folders(folder: Path) -> Iterator[tuple[str, Path]]:
+def _model_folders(folder: Path) -> Iterator[Place]:
     if _is_model(folder):
         is_demo = folder.resolve() == shipped(DEMO_MODEL).resolve()
-        yield DEMO_ID if is_demo else folder.resolve().name, folder
+        yield Place(DEMO_ID if is_demo else folder.resolve().name, folder)
         return
     for below in folders_in(folder):
         if _is_model(below):
-            yield below.name, below
+            yield Place(below.name, below)
         else:
             yield from _models_below(below)
 
 
-def _models_below(publisher: Path) -> Iterator[tuple[str, Path]]:
+def _models_below(publisher: Path) -> Iterator[Place]:
     for model in folders_in(publisher):
         if _is_model(model):
-            yield f"{publisher.name}/{model.name}", model
+            yield Place(f"{publisher.name}/{model.name}", model)
 
 
 def _is_model(folder: Path) -> bool:
@@ -309,29 +313,21 @@ def digest_of(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def folder_problem(
+def check_folder(
     path: str, embeds: bool | None, promised_bytes: int | None, tokenizer: bool
-) -> str | None:
-    """Return why a folder cannot be served, or None. ``promised_bytes`` is the size of all weights
-    if some are still on the hub. If ``tokenizer`` is True, check the tokenizer's files, too."""
+) -> None:
+    """Raise CheckpointError or TokenizerError if a folder cannot be served. ``promised_bytes``: as
+    for ``checkpoint_in``. If ``tokenizer`` is True, check the tokenizer's files, too."""
     folder = Path(path)
-    try:
-        checkpoint = checkpoint_in(folder, embeds, promised_bytes)
-        if tokenizer:
-            check_vocabulary(folder, Tokenizer(folder), checkpoint)
-    except (CheckpointError, TokenizerError) as error:
-        return str(error)
-    return None
+    checkpoint = checkpoint_in(folder, embeds, promised_bytes)
+    if tokenizer:
+        check_vocabulary(folder, Tokenizer(folder), checkpoint)
 
 
-def shape_problem(path: str) -> str | None:
-    """Return why a model's dimensions cannot be read from its folder, or None."""
-    try:
-        refuse_foreign_files(Path(path))
-        read_shape(Path(path))
-    except CheckpointError as error:
-        return str(error)
-    return None
+def check_shape(path: str) -> None:
+    """Raise CheckpointError if a model's dimensions cannot be read from its folder."""
+    refuse_foreign_files(Path(path))
+    read_shape(Path(path))
 
 
 def checkpoint_in(folder: Path, embeds: bool | None, promised_bytes: int | None) -> Checkpoint:
@@ -343,14 +339,11 @@ def checkpoint_in(folder: Path, embeds: bool | None, promised_bytes: int | None)
     return promised_checkpoint(folder, promised_bytes, embeds=embeds)
 
 
-def template_facts(path: str) -> tuple[str, bool, bool, str]:
-    """Return four values: the tokenizer's problem or an empty text, True if the chat template
-    writes tool calls, True if the template writes thoughts, and the template's text."""
-    try:
-        template = Tokenizer(Path(path)).template
-    except TokenizerError as error:
-        return str(error), False, False, ""
-    return "", template.tool_format is not None, template.knows_thoughts, template.text
+def template_facts(path: str) -> tuple[bool, bool, str]:
+    """Return three values: True if the chat template writes tool calls, True if the template writes
+    thoughts, and the template's text. Raises TokenizerError."""
+    template = Tokenizer(Path(path)).template
+    return template.tool_format is not None, template.knows_thoughts, template.text
 
 
 def check_vocabulary(folder: Path, tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:

@@ -4,13 +4,12 @@ import itertools
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.foreign_files import foreign_weights
-from server.catalogue.local_models import model_here, names_here
+from server.catalogue.local_models import Place, model_here, places_here
 from server.catalogue.names import (
     DEMO,
     DEMO_ID,
@@ -21,26 +20,6 @@ from server.catalogue.names import (
     why_not,
 )
 from server.shipped import ALIASES_FILE, DEMO_MODEL, shipped
-
-# A model's name and its folder on this disk; None means the hub's cache.
-Place = tuple[str, Path | None]
-
-
-@dataclass(frozen=True, slots=True)
-class InFolder:
-    """A model in a folder outside the hub's cache."""
-
-    name: str
-    """The folder's name, or ``org/name`` if it lies two levels below a folder of models."""
-    folder: Path
-
-
-@dataclass(frozen=True, slots=True)
-class OnHub:
-    """A repository on the hub. If ``revision`` (branch, tag or commit) is None, main is meant."""
-
-    name: str
-    revision: str | None
 
 
 @cache
@@ -57,7 +36,7 @@ def look_up(
     reader: FolderReader | None = None,
     *,
     on_disk: bool = False,
-) -> InFolder | OnHub:
+) -> Place:
     """Resolve a name. The meanings are tried in this order: a path; the demo model; a short name of
     quire's; the full name of a model on this disk; an id on the hub; the last part of such a full
     name. Only paths and revisions are case-sensitive. on_disk: whether a model that is on this disk
@@ -66,23 +45,22 @@ def look_up(
     if path.is_dir():
         if problem := foreign_weights(path):
             raise ModelNotFoundError(f"{name}: {problem}")
-        return InFolder(path.resolve().name, path.resolve())
+        return Place(path.resolve().name, path.resolve())
     if name.casefold() in (DEMO, DEMO_ID):
-        return InFolder(DEMO_ID, shipped(DEMO_MODEL).resolve())
+        return Place(DEMO_ID, shipped(DEMO_MODEL).resolve())
     base, revision = split_revision(name)
     if not path.is_file():
         base = aliases().get(base.casefold(), base)
-        here = [place for place in names_here(folders) if not revision or place[1] is None]
-        exact = [place for place in here if place[0] == base]
-        places = exact or [place for place in here if place[0].casefold() == base.casefold()]
+        here = [place for place in places_here(folders) if not (revision and place.folder)]
+        exact = [place for place in here if place.name == base]
+        places = exact or [place for place in here if place.name.casefold() == base.casefold()]
         if not places and not is_hub_id(base):
             places = _by_last_part(base, here)
         place = _best(places, reader)
         if place is None and is_hub_id(base) and not (on_disk and places):
-            place = base, None
+            place = Place(base)
         if place or places:
-            own, folder = place or places[0]
-            return OnHub(own, revision) if folder is None else InFolder(own, folder)
+            return (place or places[0])._replace(revision=revision)
     near = nearest(base, known_names(folders))
     raise ModelNotFoundError(f"{name}: {why_not(name, path, aliases(), near)}")
 
@@ -90,14 +68,14 @@ def look_up(
 def known_names(folders: Sequence[Path] = ()) -> Iterator[str]:
     """Yield the names of models on this disk, and quire's short names with their repositories."""
     yield from itertools.chain(*aliases().items())
-    yield from (name for name, _ in names_here(folders))
+    yield from (place.name for place in places_here(folders))
 
 
 def _by_last_part(name: str, places: Iterable[Place]) -> list[Place]:
     """Return all places of the model that is called ``name`` after the last slash. Raises
     ModelNotFoundError if there are several such models."""
-    matches = [one for one in places if one[0].rpartition("/")[2].casefold() == name.casefold()]
-    if len(names := {own.casefold(): own for own, _ in matches}) > 1:
+    matches = [one for one in places if one.name.rpartition("/")[2].casefold() == name.casefold()]
+    if len(names := {own.casefold(): own for own, *_ in matches}) > 1:
         known = " or ".join(names.values())
         raise ModelNotFoundError(f"{name}: there are several on this disk: name {known}")
     return matches
@@ -106,11 +84,11 @@ def _by_last_part(name: str, places: Iterable[Place]) -> list[Place]:
 def _best(places: Sequence[Place], reader: FolderReader | None) -> Place | None:
     """Return the first place with a servable model. If there is none, return the hub's cache, where
     `quire pull` may complete the model. If that is no place of the model, return None."""
-    cached = next((place for place in places if place[1] is None), None)
+    cached = next((place for place in places if place.folder is None), None)
     if places and places != [cached]:
         with FolderReader() if reader is None else nullcontext(reader) as read:
             for place in places:
-                model = model_here(*place, read)
+                model = model_here(place, read)
                 if model is not None and model.problem is None:
                     return place
     return cached

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from inspect import Parameter, Signature, signature
@@ -16,7 +17,7 @@ import typer
 
 from server.cli import without_collection
 from server.cli.launch import launch_command
-from server.cli.sentences import HEAD_OF_LINE, one_sentence, say
+from server.cli.sentences import HEAD_OF_LINE, OneSentence, say
 from server.cli.service import service_commands
 from server.cli.settings import (
     FLAGS,
@@ -39,6 +40,7 @@ PANELS = {
 }
 MODELS_PANEL = "Models"
 app = typer.Typer(
+    cls=OneSentence,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -165,27 +167,26 @@ def serve(
     **flags: Any,
 ) -> None:
     """Serve a model, or several, to OpenAI, Anthropic and Ollama clients."""
-    with one_sentence():
-        tables = with_further(flags_of(flags), further or ())
-        settings = read_settings(config, tables)
-        if settings.log.format == "text":
-            # Serve even if this line cannot be written.
-            with suppress(OSError):
-                say(f"loading {', '.join(models or ())}".rstrip())
-        # Imported here: these modules import MLX, but doctor must start even if MLX is broken,
-        # and other commands must start fast.
-        from server.catalogue.folder_reader import reading_process
+    tables = with_further(flags_of(flags), further or ())
+    settings = read_settings(config, tables)
+    if settings.log.format == "text":
+        # Serve even if this line cannot be written.
+        with suppress(OSError):
+            say(f"loading {', '.join(models or ())}".rstrip())
+    # Imported here: these modules import MLX, but doctor must start even if MLX is broken,
+    # and other commands must start fast.
+    from server.catalogue.folder_reader import reading_process
 
-        with closing(reading_process()) as reading:
-            reading.start()  # early: the process imports its modules while this one imports its own
-            with without_collection():
-                from server.cli.serve import serve_model
-                from server.cli.serve_models import serve_models
+    with closing(reading_process()) as reading:
+        reading.start()  # early: the process imports its modules while this one imports its own
+        with without_collection():
+            from server.cli.serve import serve_model
+            from server.cli.serve_models import serve_models
 
-            if models is not None and len(models) == 1:
-                serve_model(models[0], settings, reading)
-            else:
-                serve_models(models or (), settings, reading)
+        if models is not None and len(models) == 1:
+            serve_model(models[0], settings, reading)
+        else:
+            serve_models(models or (), settings, reading)
 
 
 def _echo_suggestions(config: Path | None, **machine: str | None) -> None:
@@ -207,22 +208,19 @@ def run(
 
     If a running quire serves the model, that quire answers; else this chat loads the model itself.
     """
-    with one_sentence():
-        if model is None:
-            _echo_suggestions(config)
-            return
-        from server.cli.run import run_model
+    if model is None:
+        return _echo_suggestions(config)
+    from server.cli.run import run_model
 
-        run_model(model, question, config)
+    return run_model(model, question, config)
 
 
 @app.command()
 def bench(model: Model, config: File = None, as_json: AsJson = False) -> None:
     """Measure how fast a model is on this machine, in about a minute, and print one line."""
-    with one_sentence():
-        from server.cli.bench import bench_model
+    from server.cli.bench import bench_model
 
-        typer.echo(bench_model(model, config, as_json=as_json))
+    typer.echo(bench_model(model, config, as_json=as_json))
 
 
 @app.command()
@@ -240,14 +238,12 @@ def plan(
 
     No weights of a model on the hub are fetched.
     """
-    with one_sentence():
-        if model is None:
-            _echo_suggestions(config, memory=memory, device=device)
-            return
-        from server.cli.plan import plan_model
+    if model is None:
+        return _echo_suggestions(config, memory=memory, device=device)
+    from server.cli.plan import plan_model
 
-        text = plan_model(model, config, context=context, memory=memory, device=device, out=out)
-        typer.echo(text)
+    text = plan_model(model, config, context=context, memory=memory, device=device, out=out)
+    return typer.echo(text)
 
 
 @app.command()
@@ -255,9 +251,8 @@ def ps(config: File = None, host: Host = None, port: Port = None) -> None:
     """Print which models a running server has loaded."""
     from server.cli.running import loaded_models
 
-    with one_sentence():
-        settings = read_settings(config, {"server": {"host": host, "port": port}})
-        typer.echo(loaded_models(settings))
+    settings = read_settings(config, {"server": {"host": host, "port": port}})
+    typer.echo(loaded_models(settings))
 
 
 @app.command()
@@ -270,9 +265,8 @@ def stop(
     """Have a running server unload an idle model."""
     from server.cli.running import unload
 
-    with one_sentence():
-        settings = read_settings(config, {"server": {"host": host, "port": port}})
-        typer.echo(unload(settings, model))
+    settings = read_settings(config, {"server": {"host": host, "port": port}})
+    typer.echo(unload(settings, model))
 
 
 @app.command()
@@ -283,8 +277,7 @@ def settings(
 ) -> None:
     """Print a settings file with every setting, its default and its meaning."""
     if path:
-        with one_sentence():
-            typer.echo(own_settings_file())
+        typer.echo(own_settings_file())
         return
     typer.echo(shipped(SETTINGS_FILE).read_text(encoding="utf-8"), nl=False)
 
@@ -333,21 +326,20 @@ def doctor(
         say(f"trying {what}")
 
     tables = {"cache": {"kv_backend": kv_backend}}
-    with one_sentence():
-        if first_hour:
-            say("this takes an hour at most; the last tests have crashed some Macs: save your work")
-            models = ["demo", model] if model else ["demo"]
-            works = run_first_hour(config, tables, models, progress, typer.echo)
-            raise typer.Exit(0 if works else 1)
-        text, serves = run_doctor(
-            config,
-            tables,
-            progress,
-            as_json=as_json,
-            release_test=release_test,
-            stress=stress,
-            forget_faults=forget_faults,
-        )
+    if first_hour:
+        say("this takes an hour at most; the last tests have crashed some Macs: save your work")
+        models = ["demo", model] if model else ["demo"]
+        works = run_first_hour(config, tables, models, progress, typer.echo)
+        raise typer.Exit(0 if works else 1)
+    text, serves = run_doctor(
+        config,
+        tables,
+        progress,
+        as_json=as_json,
+        release_test=release_test,
+        stress=stress,
+        forget_faults=forget_faults,
+    )
     typer.echo(text)
     raise typer.Exit(0 if serves else 1)
 
@@ -368,13 +360,11 @@ def pull(
 
     Continues an earlier download that was not finished.
     """
-    with one_sentence():
-        if model is None:
-            _echo_suggestions(config)
-            return
-        from server.cli.models import pull_model
+    if model is None:
+        return _echo_suggestions(config)
+    from server.cli.models import pull_model
 
-        pull_model(model, config, typer.echo, dry_run=dry_run, force=force)
+    return pull_model(model, config, typer.echo, dry_run=dry_run, force=force)
 
 
 @app.command("list", hidden=True)
@@ -389,8 +379,7 @@ def models(
     """List the models on this disk: of the hub's cache, models.folders and LM Studio."""
     from server.cli.models import list_models
 
-    with one_sentence():
-        typer.echo(list_models(config, say, as_json=as_json, show_all=show_all))
+    typer.echo(list_models(config, say, as_json=as_json, show_all=show_all))
 
 
 @app.command(rich_help_panel=MODELS_PANEL)
@@ -398,8 +387,7 @@ def show(model: ModelName, config: File = None, as_json: AsJson = False) -> None
     """Show the facts of a model on this disk, and how this machine would serve it."""
     from server.cli.models import show_model
 
-    with one_sentence():
-        typer.echo(show_model(model, config, as_json=as_json))
+    typer.echo(show_model(model, config, as_json=as_json))
 
 
 @app.command(rich_help_panel=MODELS_PANEL)
@@ -409,14 +397,10 @@ def rm(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove a model from the Hugging Face hub's cache; with @revision that commit alone."""
-    from server.cli.models import find_removal
+    from server.cli.models import remove_model
 
-    with one_sentence():
-        removal = find_removal(model, config)
-        typer.echo(removal.text())
-        if not yes:
-            typer.confirm("Remove it?", abort=True)
-        typer.echo(removal.execute())
+    confirm = partial(typer.confirm, "Remove it?", abort=True)
+    remove_model(model, config, typer.echo, (lambda: None) if yes else confirm)
 
 
 def _parameters_of(arguments: Sequence[str], *names: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from server.cli.sentences import one_sentence, say
+from server.cli.sentences import say
 from server.cli.settings import read_settings
 from server.config import StartError
 from server.protocol.advice import advised_answer_tokens
@@ -93,15 +93,14 @@ def launch_command(app: typer.Typer) -> None:
         The tool gets address, model and context window. claude, codex and opencode are started, and
         their files stay as they are. Zed's settings are changed, or the needed change is printed.
         """
-        with one_sentence():
-            if tool not in (*TOOLS, ZED):
-                raise LaunchError(f"{tool!r} is no tool that is known: {', '.join((*TOOLS, ZED))}")
-            server = find_server(url, key, model)
-            if tool == ZED:
-                typer.echo(configure_zed(server, only_print=only_print))
-            else:
-                start = TOOLS[tool][0](server, os.environ)
-                launch(start, context.args, server, only_print=only_print)
+        if tool not in (*TOOLS, ZED):
+            raise LaunchError(f"{tool!r} is no tool that is known: {', '.join((*TOOLS, ZED))}")
+        server = find_server(url, key, model)
+        if tool == ZED:
+            typer.echo(configure_zed(server, only_print=only_print))
+        else:
+            start = TOOLS[tool][0](server, os.environ)
+            launch(start, context.args, server, only_print=only_print)
 
 
 def launch(

@@ -25,10 +25,10 @@ from server.catalogue.lm_studio import is_below, lm_studio_folders
 from server.catalogue.local_models import (
     DTYPES,
     LocalModel,
+    check_folder,
     check_vocabulary,
     checkpoint_in,
     digest_of,
-    folder_problem,
     model_files,
     named_quantization,
     stored_as,
@@ -38,7 +38,8 @@ from server.chat.served_model import ServedModel
 from server.config import Config, SettingError, StartError, engine_config
 from server.protocol.common import OpenAISamplingFields
 from server.protocol.ollama.answer import UNKNOWN, ModelFacts
-from server.text.tokenizer import Tokenizer, TokenizerError
+from server.text.tokenizer import Tokenizer
+from server.text.tokenizer_files import TokenizerError
 
 
 def model_facts(checkpoint: Checkpoint) -> ModelFacts:
@@ -81,10 +82,6 @@ class ModelError(StartError):
     """Raised for a model that cannot be served."""
 
     exit_code = 3
-
-
-class SamplingDefaultsError(ValueError):
-    """Raised for values in generation_config.json that are refused in requests as well."""
 
 
 def make_plan(
@@ -175,8 +172,7 @@ def check_found(
     """Check a model's files in the reader's process, because a malformed file may crash a process.
     tokenizer: whether to check the tokenizer's files, too. Raises CheckpointError."""
     how = EMBEDS[settings.engine.task], _promised_bytes(model), tokenizer
-    if problem := reader.read(folder_problem, model.folder, *how):
-        raise CheckpointError(problem)
+    reader.read(check_folder, model.folder, *how)
 
 
 def _promised_bytes(model: FoundModel) -> int | None:
@@ -187,7 +183,7 @@ def check_files(
     model: FoundModel, checkpoint: Checkpoint, settings: Config, *, any_name: bool = False
 ) -> tuple[Tokenizer, ServedModel]:
     """Read all of a model's files but the weights. any_name: as for ``read_model``. Raises
-    StartError, TokenizerError or SamplingDefaultsError."""
+    TokenizerError, CheckpointError."""
     tokenizer = Tokenizer(model.folder, settings.prompts)
     check_vocabulary(model.folder, tokenizer, checkpoint)
     served = ServedModel(
@@ -204,12 +200,13 @@ def model_errors() -> Iterator[None]:
     """Turn exceptions about a model's files into ModelError."""
     try:
         yield
-    except (ModelNotFoundError, CheckpointError, TokenizerError, SamplingDefaultsError) as error:
+    except (ModelNotFoundError, CheckpointError, TokenizerError) as error:
         raise ModelError(str(error)) from error
 
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:
-    """Return the sampling defaults of generation_config.json. Raises SamplingDefaultsError."""
+    """Return the sampling defaults of generation_config.json. Raises CheckpointError for values
+    that are refused in requests as well."""
     file = folder / "generation_config.json"
     if not file.is_file():
         return {}
@@ -221,5 +218,5 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
         OpenAISamplingFields.model_validate(defaults)
     except ValidationError as error:
         problem = error.errors()[0]
-        raise SamplingDefaultsError(f"{file}: {problem['loc'][0]}: {problem['msg']}") from error
+        raise CheckpointError(f"{file}: {problem['loc'][0]}: {problem['msg']}") from error
     return defaults

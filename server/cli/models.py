@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CachedRevisionInfo, DeleteCacheStrategy, HFCacheInfo, scan_cache_dir
+from huggingface_hub import CachedRevisionInfo, HFCacheInfo, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 from engine.build import EnginePlan
@@ -24,8 +24,8 @@ from server.catalogue.hub_cache import (
     snapshot_of,
 )
 from server.catalogue.lm_studio import is_below, lm_studio_folders
-from server.catalogue.local_models import LocalModel, folder_model, hub_model, local_models
-from server.catalogue.lookup import InFolder, OnHub, look_up
+from server.catalogue.local_models import LocalModel, Place, local_models, model_here
+from server.catalogue.lookup import look_up
 from server.catalogue.names import printable
 from server.cli.model_files import (
     EMBEDS,
@@ -153,12 +153,7 @@ def show_model(name: str, file: Path | None, *, as_json: bool) -> str:
     settings = read_settings(file, {})
     with model_errors(), FolderReader(EMBEDS[settings.engine.task]) as reader:
         place = look_up(name, settings.models.folders, reader, on_disk=True)
-        if isinstance(place, InFolder):
-            model: LocalModel | None = folder_model(place.name, place.folder, reader)
-        else:
-            pinned = snapshot_of(place.name, place.revision) if place.revision else None
-            here = pinned is not None or place.revision is None
-            model = hub_model(place.name, reader, pinned) if here else None
+        model = model_here(place, reader)
     if model is None:
         raise ModelError(
             f"{name}: it is not on this disk: `quire pull {name}` fetches it, and `quire plan "
@@ -217,7 +212,7 @@ def pull_model(
     settings = read_settings(file, {})
     with model_errors(), FolderReader() as reader:
         wanted = find_model(name, settings.models.folders, files=CONFIG_FILES, reader=reader)
-        if wanted.repository is None:
+        if not wanted.on_hub:
             raise ModelError(
                 f"{name}: this is {wanted.folder}, on this disk: nothing is to be done"
             )
@@ -240,8 +235,7 @@ def pull_model(
 def _describe(
     wanted: FoundModel, checkpoint: Checkpoint, reader: FolderReader, echo: Callable[[str], None]
 ) -> None:
-    assert wanted.repository is not None
-    model = hub_model(wanted.repository, reader, wanted.folder)
+    model = model_here(Place(wanted.name, revision=wanted.folder.name), reader)
     assert model is not None
     if wanted.notice:
         echo(wanted.notice)
@@ -272,57 +266,23 @@ def _check_memory(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """A plan to remove commits of a model's repository from the hub's local cache."""
-
-    repository: str
-    commits: tuple[str, ...]
-    folder: Path
-    """The folder that will be gone: the repository's, or that of one commit."""
-    freed_bytes: int
-    kept: int
-    """Number of the repository's commits that stay."""
-    strategy: DeleteCacheStrategy
-
-    def text(self) -> str:
-        commits = ", ".join(commit[:12] for commit in self.commits)
-        others = f" Its other commits stay, {self.kept}." if self.kept else ""
-        return (
-            f"{self.repository}, commit {commits}: {gib(self.freed_bytes)} come back.{others}\n"
-            f"It lies in {cache_folder()}, which other programs use as well, such as mlx-lm, "
-            "transformers, vLLM and LM Studio: they would fetch it again."
-        )
-
-    def execute(self) -> str:
-        """Remove the commits and return a sentence for the user. Raises ModelError."""
-        assert self.folder.is_relative_to(cache_folder().resolve())
-        try:
-            self.strategy.execute()
-        except OSError as error:
-            raise ModelError(f"{self.folder}: it cannot be removed: {error}") from error
-        if self.folder.exists():
-            raise ModelError(
-                f"{self.folder}: not all of it could be removed: whose files are these?"
-            )
-        return f"Removed {self.repository}: {gib(self.freed_bytes)} are free again."
-
-
-def find_removal(name: str, file: Path | None) -> Removal:
-    """Find a model's commits in the hub's cache. Raises StartError if there are none."""
+def remove_model(
+    name: str, file: Path | None, echo: Callable[[str], None], confirm: Callable[[], object]
+) -> None:
+    """Remove a model's commits from the hub's local cache. echo: writes a line. confirm: called
+    before anything is removed, and raises an error if the user does not agree. Raises StartError.
+    """
     settings = read_settings(file, {})
     with model_errors():
         place = look_up(name, settings.models.folders, on_disk=True)
-    repository = repository_folder(place.name).resolve()
-    if isinstance(place, InFolder):
-        if Path(name).expanduser().is_dir() or not repository.exists():
-            in_lm_studio = is_below(place.folder, lm_studio_folders())
-            how = "it in LM Studio" if in_lm_studio else "that folder yourself"
-            raise ModelError(
-                f"{name}: it lies in {place.folder}, and quire removes nothing outside of the "
-                f"hub's cache: remove {how}"
-            )
-        place = OnHub(place.name, None)
+    folder = repository_folder(place.name).resolve()
+    is_path = Path(name).expanduser().is_dir()
+    if place.folder is not None and (is_path or not folder.exists()):
+        in_lm_studio = is_below(place.folder, lm_studio_folders())
+        raise ModelError(
+            f"{name}: it lies in {place.folder}, and quire removes nothing outside of the hub's "
+            f"cache: remove {'it in LM Studio' if in_lm_studio else 'that folder yourself'}"
+        )
     pinned = snapshot_of(place.name, place.revision) if place.revision else None
     if place.revision and pinned is None:
         raise ModelError(f"{name}: this commit is not in the hub's cache, {cache_folder()}")
@@ -332,17 +292,28 @@ def find_removal(name: str, file: Path | None) -> Removal:
         raise ModelError(f"{name}: the hub's cache cannot be read: {error}") from error
     all_commits = _commits(name, place.name, cache)
     chosen = [one for one in all_commits if pinned is None or one.commit_hash == pinned.name]
-    hashes = tuple(commit.commit_hash for commit in chosen)
-    strategy = cache.delete_revisions(*hashes)
-    whole = len(chosen) == len(all_commits)
-    return Removal(
-        place.name,
-        hashes,
-        repository if whole else chosen[0].snapshot_path,
-        strategy.expected_freed_size + (part_bytes(place.name) if whole else 0),
-        len(all_commits) - len(chosen),
-        strategy,
+    strategy = cache.delete_revisions(*(commit.commit_hash for commit in chosen))
+    freed_bytes, kept = strategy.expected_freed_size, len(all_commits) - len(chosen)
+    if kept:
+        folder = chosen[0].snapshot_path
+    else:
+        freed_bytes += part_bytes(place.name)
+    commits = ", ".join(commit.commit_hash[:12] for commit in chosen)
+    others = f" Its other commits stay, {kept}." if kept else ""
+    echo(f"{place.name}, commit {commits}: {gib(freed_bytes)} come back.{others}")
+    echo(
+        f"It lies in {cache_folder()}, which other programs use as well, such as mlx-lm, "
+        "transformers, vLLM and LM Studio: they would fetch it again."
     )
+    confirm()
+    assert folder.is_relative_to(cache_folder().resolve())
+    try:
+        strategy.execute()
+    except OSError as error:
+        raise ModelError(f"{folder}: it cannot be removed: {error}") from error
+    if folder.exists():
+        raise ModelError(f"{folder}: not all of it could be removed: whose files are these?")
+    echo(f"Removed {place.name}: {gib(freed_bytes)} are free again.")
 
 
 def _commits(name: str, repository: str, cache: HFCacheInfo) -> list[CachedRevisionInfo]:

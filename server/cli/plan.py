@@ -16,9 +16,8 @@ from engine.planning.memory import ModelShape, kv_shape, read_shape
 from kvcache.budget import gib
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model
-from server.catalogue.local_models import shape_problem
+from server.catalogue.local_models import check_shape
 from server.cli.model_files import (
-    ModelError,
     check_found,
     checkpoint_of,
     model_errors,
@@ -92,8 +91,7 @@ def plan_model(
     target = Target.of(device, memory)
     with model_errors(), FolderReader() as reader:
         model = find_model(name, settings.models.folders, files=CONFIG_FILES, reader=reader)
-        if problem := reader.read(shape_problem, model.folder):
-            raise ModelError(problem)
+        reader.read(check_shape, model.folder)
         shape = read_shape(model.folder)
         if model.missing or any(model.folder.glob("*.safetensors")):
             check_found(reader, model, settings, tokenizer=False)

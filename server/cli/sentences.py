@@ -1,9 +1,10 @@
 """Writes the text of commands: an error as one sentence with an exit code, and tables."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from server.catalogue.names import printable
 from server.config import StartError
@@ -21,19 +22,20 @@ def say(sentence: str) -> None:
     typer.echo(f"{HEAD_OF_LINE}: {printable(sentence, MAX_SENTENCE_CHARS)}", err=True)
 
 
-@contextmanager
-def one_sentence() -> Iterator[None]:
-    """End the command on an error: print one sentence, and exit with the error's code."""
-    try:
-        yield
-    except StartError as error:
-        say(str(error))
-        raise typer.Exit(error.exit_code) from error
-    except ImportError as error:
-        if error.name != EXTENSION:
-            raise
-        say(str(error))
-        raise typer.Exit(NOTHING_CAN_SERVE) from error
+class OneSentence(TyperGroup):
+    """Commands that end on an error with one sentence and the error's exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except StartError as error:
+            say(str(error))
+            raise typer.Exit(error.exit_code) from error
+        except ImportError as error:
+            if error.name != EXTENSION:
+                raise
+            say(str(error))
+            raise typer.Exit(NOTHING_CAN_SERVE) from error
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "") -> Iterator[str]:

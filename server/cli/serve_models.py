@@ -22,8 +22,8 @@ from engine.models.checkpoint import CheckpointError
 from kvcache.child import Child
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.lm_studio import is_below, lm_studio_folders
-from server.catalogue.local_models import LocalModel, local_models, template_facts
-from server.catalogue.lookup import InFolder, OnHub, look_up
+from server.catalogue.local_models import LocalModel, Place, local_models, template_facts
+from server.catalogue.lookup import look_up
 from server.cli.banner import announce_several
 from server.cli.model_files import EMBEDS, ModelError, facts_of, model_errors
 from server.cli.models import Machine
@@ -126,7 +126,7 @@ class Disk:
             }
         self._folders = folders
         places = self._named.values()
-        self._given = [place.folder for place in places if isinstance(place, InFolder)]
+        self._given = [place.folder for place in places if place.folder is not None]
 
     def models(self) -> list[LocalModel]:
         return self._served(self._all())
@@ -165,10 +165,10 @@ class Disk:
         return [each for each in able if not places or any(_is_at(place, each) for place in places)]
 
 
-def _is_at(place: InFolder | OnHub, model: LocalModel) -> bool:
+def _is_at(place: Place, model: LocalModel) -> bool:
     """Return whether a model is in the place that was found for a name. A name pinned to a commit
     does not match if the repository's model on this disk is of another commit."""
-    if isinstance(place, InFolder):
+    if place.folder is not None:
         return model.folder.resolve() == place.folder.resolve()
     pinned = place.revision is None or (model.revision or "").startswith(place.revision)
     return model.revision is not None and model.name == place.name and pinned
@@ -220,11 +220,9 @@ class ModelOnDisk:
         """Tell from the chat template whether the model calls tools or thinks. Raises LoadError."""
         try:
             with self.templates as reader:
-                problem, calls, thinks, text = reader.read(template_facts, self.local.folder)
+                calls, thinks, text = reader.read(template_facts, self.local.folder)
         except CheckpointError as error:
             raise LoadError(str(error)) from error
-        if problem:
-            raise LoadError(problem)
         return capabilities(embeds=self.local.embeds, calls=calls, thinks=thinks), text
 
     async def launch(self, needs: MemoryNeeds, kv_bytes: int) -> ModelProcess:
@@ -238,7 +236,6 @@ class ModelOnDisk:
 
 
 def settings_of(settings: Config, name: str, needs: MemoryNeeds) -> dict[str, Any]:
-    """Return the settings for the process of one model, as values for JSON."""
     tables = plain_settings(settings)
     # Only the process that answers clients keeps the machine awake.
     tables["server"] |= {"served_model_name": name, "page": False, "keep_awake": False}

@@ -17,7 +17,6 @@ import typer
 
 from kvcache.user_folders import config_folder, state_folder
 from server.cli.cluster_folder import cluster_folder, read_key, write_private
-from server.cli.sentences import one_sentence
 from server.cli.settings import flags_of, read_settings, with_further
 from server.config import SettingError
 
@@ -80,10 +79,10 @@ class ServiceDefinition:
 
 def service_commands(parameters_of: Callable[..., Mapping[str, Any]]) -> typer.Typer:
     """Return the commands. parameters_of: parses the arguments of another quire command."""
-    service = typer.Typer(no_args_is_help=True, help="Have quire start by itself.")
+    commands = typer.Typer(no_args_is_help=True, help="Have quire start by itself.")
     kept: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-    @service.command("install", context_settings=kept)
+    @commands.command("install", context_settings=kept)
     def _install(
         context: typer.Context,
         cluster: Annotated[
@@ -98,27 +97,30 @@ def service_commands(parameters_of: Callable[..., Mapping[str, Any]]) -> typer.T
         ] = None,
     ) -> None:
         """Start quire at login: quire service install -- MODEL --port 8000."""
-        with one_sentence():
-            if join is not None:
-                typer.echo(install_member(join, key_file))
-            else:
-                names = ("cluster", "serve") if cluster else ("serve",)
-                parameters = parameters_of(context.args, *names)
-                typer.echo(install(context.args, parameters, cluster=cluster))
+        if join is not None:
+            typer.echo(install_member(join, key_file))
+        else:
+            names = ("cluster", "serve") if cluster else ("serve",)
+            parameters = parameters_of(context.args, *names)
+            typer.echo(install(context.args, parameters, cluster=cluster))
 
-    @service.command("remove")
+    @commands.command("remove")
     def _remove() -> None:
         """End the service, and forget it."""
-        with one_sentence():
-            typer.echo(manager().remove())
+        service = manager()
+        if not service.file.exists():
+            raise ServiceError("there is no service to remove")
+        service.remove()
+        typer.echo(f"{service.file}: removed")
 
-    @service.command("status")
+    @commands.command("status")
     def _status() -> None:
         """Say whether the service is installed, and runs."""
-        with one_sentence():
-            typer.echo(manager().status())
+        service = manager()
+        installed = service.file.exists()
+        typer.echo(f"{service.file}: {service.status()}" if installed else "not installed")
 
-    return service
+    return commands
 
 
 def install(arguments: Sequence[str], parameters: Mapping[str, Any], *, cluster: bool) -> str:
@@ -165,15 +167,12 @@ def _log_folder() -> Path:
 
 def quire_command() -> Path:
     """Return the absolute path of the running ``quire`` command. Raises ServiceError."""
-    here = Path(sys.argv[0])
-    beside = Path(sys.executable).with_name("quire")
-    for path in (here if here.name == "quire" else beside, beside):
-        if path.is_file():
-            return path.absolute()
-    installed = shutil.which("quire")
-    if installed is None:
+    here, beside = Path(sys.argv[0]), Path(sys.executable).with_name("quire")
+    places = (here, beside) if here.name == "quire" else (beside,)
+    found = next((path for path in places if path.is_file()), shutil.which("quire"))
+    if found is None:
         raise ServiceError("the quire command is not found: install quire where it stays")
-    return Path(installed).absolute()
+    return Path(found).absolute()
 
 
 def absolute(arguments: Sequence[str], parameters: Mapping[str, Any]) -> list[str]:
@@ -207,36 +206,29 @@ class Launchd:
     """quire's launchd agent of one user. file: the agent's property list."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
+        self.file = file
         self._domain = f"gui/{os.getuid()}"
         self._name = f"{self._domain}/{LABEL}"
 
     def install(self, definition: ServiceDefinition) -> str:
         """Load the agent, after an earlier agent has ended. Return a sentence for the user."""
         self._end(definition.stop_timeout_s)
-        _write(self._file, plist(definition).decode())
+        _write(self.file, plist(definition).decode())
         definition.folder.mkdir(parents=True, exist_ok=True)
         _run("launchctl", "enable", self._name)
-        _run("launchctl", "bootstrap", self._domain, str(self._file))
-        return f"{self._file}: runs now, and whenever you log in"
+        _run("launchctl", "bootstrap", self._domain, str(self.file))
+        return f"{self.file}: runs now, and whenever you log in"
 
-    def remove(self) -> str:
-        if not self._file.exists():
-            raise ServiceError("there is no service to remove")
-        loaded = plistlib.loads(self._file.read_bytes())
+    def remove(self) -> None:
+        loaded = plistlib.loads(self.file.read_bytes())
         self._end(int(loaded["ExitTimeOut"]))
-        self._file.unlink()
-        return f"{self._file}: removed"
+        self.file.unlink()
 
     def status(self) -> str:
-        if not self._file.exists():
-            return "not installed"
         done = _try("launchctl", "print", self._name)
         state, last_exit = STATE.search(done.stdout), LAST_EXIT.search(done.stdout)
         text = "not loaded" if done.returncode or state is None else state[1]
-        if last_exit is not None:
-            text += f"; its last exit code: {last_exit[1]}"
-        return f"{self._file}: {text}"
+        return text + (f"; its last exit code: {last_exit[1]}" if last_exit else "")
 
     def _end(self, timeout_s: int) -> None:
         """Unload the agent, and wait until the agent has ended. Raises ServiceError."""
@@ -278,7 +270,7 @@ class Systemd:
     """quire's systemd unit of one user. file: the unit's file. Raises ServiceError."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
+        self.file = file
         done = _try(*USER, "show-environment")
         if done.returncode:
             raise ServiceError(
@@ -288,30 +280,25 @@ class Systemd:
 
     def install(self, definition: ServiceDefinition) -> str:
         """Start the unit; replace an earlier unit. Return a sentence for the user."""
-        _write(self._file, unit(definition))
+        _write(self.file, unit(definition))
         _run(*USER, "daemon-reload")
         _run(*USER, "enable", UNIT)
         _run(*USER, "restart", UNIT)
         return (
-            f"{self._file}: runs now, and whenever you log in; `loginctl enable-linger` has it run "
+            f"{self.file}: runs now, and whenever you log in; `loginctl enable-linger` has it run "
             "from the machine's start on, and after you log out"
         )
 
-    def remove(self) -> str:
-        if not self._file.exists():
-            raise ServiceError("there is no service to remove")
+    def remove(self) -> None:
         _run(*USER, "disable", "--now", UNIT)
-        self._file.unlink()
+        self.file.unlink()
         _run(*USER, "daemon-reload")
-        return f"{self._file}: removed"
 
     def status(self) -> str:
-        if not self._file.exists():
-            return "not installed"
         shown = _try(*USER, "show", UNIT, "--property=ActiveState,SubState,NRestarts,MainPID")
         figures = dict(line.partition("=")[::2] for line in shown.stdout.splitlines())
         state = f"{figures.get('ActiveState', 'unknown')} ({figures.get('SubState', 'unknown')})"
-        return f"{self._file}: {state}; started again {figures.get('NRestarts', '?')} times"
+        return f"{state}; started again {figures.get('NRestarts', '?')} times"
 
 
 def unit(definition: ServiceDefinition) -> str:

@@ -1,7 +1,5 @@
 """Defines the commands of ``quire cluster``, with flags and help texts."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Annotated
 import typer
 
 from server.cli.cluster_folder import ClusterError
-from server.cli.sentences import one_sentence
 from server.ray.machines import ReplicaCounts
 
 NOT_INSTALLED = (
@@ -27,15 +24,13 @@ def cluster_commands() -> typer.Typer:
     return cluster
 
 
-@contextmanager
-def load_commands() -> Iterator[ModuleType]:
-    """Yield the module server.ray.run. Turn any error, such as a missing Ray, into a message."""
-    with one_sentence():
-        if find_spec("ray") is None:
-            raise ClusterError(NOT_INSTALLED)
-        from server.ray import run
+def load_commands() -> ModuleType:
+    """Return the module server.ray.run. Raises ClusterError without Ray."""
+    if find_spec("ray") is None:
+        raise ClusterError(NOT_INSTALLED)
+    from server.ray import run
 
-        yield run
+    return run
 
 
 def start(
@@ -45,8 +40,7 @@ def start(
     port: Annotated[int | None, typer.Option(help="The port of the head.")] = None,
 ) -> None:
     """Make this machine the head of a cluster, and print the command for the other machines."""
-    with load_commands() as run:
-        typer.echo(run.start_cluster(address, port))
+    typer.echo(load_commands().start_cluster(address, port))
 
 
 def join(
@@ -64,11 +58,11 @@ def join(
     ] = False,
 ) -> None:
     """Make this machine a member of a cluster."""
-    with load_commands() as run:
-        if stay:
-            run.stay_in_cluster(head, key_file, _ask_key, typer.echo)
-        else:
-            typer.echo(run.join_cluster(head, key_file, _ask_key))
+    run = load_commands()
+    if stay:
+        run.stay_in_cluster(head, key_file, _ask_key, typer.echo)
+    else:
+        typer.echo(run.join_cluster(head, key_file, _ask_key))
 
 
 def serve(
@@ -105,27 +99,25 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model on all machines of the cluster at one address. Run this on the head."""
-    with load_commands() as run:
-        flags = {"server": {"host": host, "port": port}}
-        counts = _read_counts(replicas)
-        arguments = (model, counts, per_machine, config, flags, further or (), typer.echo)
-        if start:
-            run_serve = partial(run.serve_cluster, *arguments, waits=True)
-            run.serve_from_start(address, head_port, run_serve, typer.echo)
-        else:
-            run.serve_cluster(*arguments)
+    run = load_commands()
+    flags = {"server": {"host": host, "port": port}}
+    counts = _read_counts(replicas)
+    arguments = (model, counts, per_machine, config, flags, further or (), typer.echo)
+    if start:
+        run_serve = partial(run.serve_cluster, *arguments, waits=True)
+        run.serve_from_start(address, head_port, run_serve, typer.echo)
+    else:
+        run.serve_cluster(*arguments)
 
 
 def status() -> None:
     """Show the machines and the states of the replicas. Run this on the head."""
-    with load_commands() as run:
-        typer.echo(run.cluster_status())
+    typer.echo(load_commands().cluster_status())
 
 
 def stop() -> None:
     """Take this machine out of its cluster. On the head, this ends the whole cluster."""
-    with load_commands() as run:
-        typer.echo(run.stop_cluster())
+    typer.echo(load_commands().stop_cluster())
 
 
 def _read_counts(written: str | None) -> ReplicaCounts | None:

@@ -4,7 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from engine.models.safetensors_headers import CheckpointError
 from kvcache.child import Limits
 from server.catalogue import folder_reader
 from server.catalogue.folder_reader import FolderReader, folder_state
-from server.catalogue.local_models import folder_problem, local_models, template_facts
+from server.catalogue.local_models import check_folder, local_models, template_facts
 from tests.hostile_models import HOSTILE, spoil
 from tests.server.conftest import ThisProcess
 
@@ -64,9 +64,11 @@ def test_a_hostile_folder_is_judged_within_limits_and_once(
     if kind not in MERELY_SLOW | OF_THE_TOKENIZER:
         assert model.problem is not None
         assert (model.checkpoint, len(model.problem) <= 1000) == (None, True)
-    with suppress(CheckpointError):
-        problem = elsewhere.read(folder_problem, hostile, None, None, True)
-        assert kind in MERELY_SLOW or str(hostile) in problem
+    refused: AbstractContextManager[object] = suppress(CheckpointError)
+    if kind not in MERELY_SLOW:
+        refused = pytest.raises(CheckpointError, match=str(hostile))
+    with refused:
+        elsewhere.read(check_folder, hostile, None, None, True)
     assert time.monotonic() - began < 60
     monkeypatch.setattr(elsewhere, "process", None)
     assert local_models([hostile], hub=False, reader=elsewhere) == (model,), "it is remembered"
@@ -160,6 +162,8 @@ def test_a_folder_of_very_many_files_is_refused(
 def test_a_broken_template_is_told_as_its_tokenizer_says_it(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    assert template_facts(str(tiny_model))[:3] == ("", True, True)
-    problem, *_ = template_facts(str(tmp_path))
-    assert problem == f"{tmp_path}/tokenizer.json: the file does not exist"
+    with FolderReader() as reader:
+        assert reader.read(template_facts, tiny_model)[:2] == [True, True]
+        with pytest.raises(CheckpointError) as caught:
+            reader.read(template_facts, tmp_path)
+    assert str(caught.value) == f"{tmp_path}/tokenizer.json: the file does not exist"

@@ -13,7 +13,7 @@ from engine.models.checkpoint import read_checkpoint
 from server.catalogue import local_models as local_models_module
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import find_model
-from server.catalogue.local_models import LocalModel, hub_model, local_models
+from server.catalogue.local_models import LocalModel, Place, local_models, model_here
 from server.shipped import DEMO_MODEL, shipped
 from tests.engine.models.hybrids import write_hybrid
 from tests.models import TINY
@@ -79,8 +79,8 @@ def test_a_model_in_the_hubs_cache_is_listed_with_all_facts(
     assert len(found.digest) == 64
     assert found.checkpoint == read_checkpoint(snapshot)
     with FolderReader() as reader:
-        assert hub_model("someone/tiny", reader) == found
-        assert hub_model("someone/else", reader) is None
+        assert model_here(Place("someone/tiny"), reader) == found
+        assert model_here(Place("someone/else"), reader) is None
     assert local_models([], hub=False) == ()
 
 

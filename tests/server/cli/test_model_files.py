@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from server.catalogue.local_models import check_vocabulary, local_models
 from server.cli import model_files
 from server.cli.log import configure_log
 from server.cli.model_files import (
-    SamplingDefaultsError,
     facts_of,
     make_plan,
     model_facts,
@@ -27,7 +26,8 @@ from server.cli.serve import serve_model
 from server.cli.settings import read_settings
 from server.config import MIB, Config, SettingError, engine_config
 from server.text.chat_template import ChatTemplate
-from server.text.tokenizer import Tokenizer, TokenizerError
+from server.text.tokenizer import Tokenizer
+from server.text.tokenizer_files import TokenizerError
 from tests.engine.models.hybrids import write_hybrid
 from tests.hostile_models import HOSTILE, spoil
 from tests.kvcache.metal_double import Device
@@ -297,7 +297,7 @@ def test_a_recommendation_that_no_request_could_make_is_refused(
 ) -> None:
     file = tmp_path / "generation_config.json"
     file.write_text(json.dumps({field: value}))
-    with pytest.raises(SamplingDefaultsError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         sampling_defaults(tmp_path)
     assert str(caught.value).startswith(f"{file}: {field}: ")
 
