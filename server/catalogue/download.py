@@ -7,8 +7,9 @@ any server (``HF_ENDPOINT``): answers are checked before they become paths, or f
 import hashlib
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from logging import CRITICAL, getLogger
 from typing import Any
 
@@ -63,32 +64,21 @@ def check_files(files: Iterable[RepoFile]) -> list[RepoFile]:
     return checked
 
 
-class _Listing(httpx2.SyncByteStream):
-    """The bytes of a hub's answer. Reading raises DownloadError after MAX_LISTING_BYTES."""
-
-    def __init__(self, answer: httpx2.Response) -> None:
-        assert isinstance(answer.stream, httpx2.SyncByteStream)
-        self._stream = answer.stream
-
-    def __iter__(self) -> Iterator[bytes]:
-        size = 0
-        for part in self._stream:
-            size += len(part)
-            if size > MAX_LISTING_BYTES:
-                limit = MAX_LISTING_BYTES >> 20
-                raise DownloadError(f"the hub's answer has more than {limit} MiB")
-            yield part
-
-    def close(self) -> None:
-        self._stream.close()
-
-
 def check_answer(answer: httpx2.Response) -> None:
-    """Check the headers of a hub's answer. Limit the size of a file list. Raises DownloadError."""
+    """Check the headers of a hub's answer, and read a list of files, whose size has a limit. Raises
+    DownloadError."""
     if answer.request.url.path.startswith(API):
         if "content-encoding" in answer.headers:  # refused: it may decompress to any size
             raise DownloadError("the hub's answer is compressed")
-        answer.stream = _Listing(answer)
+        assert isinstance(answer.stream, httpx2.SyncByteStream)
+        listing = bytearray()
+        with closing(answer.stream) as parts:
+            for part in parts:
+                listing += part
+                if len(listing) > MAX_LISTING_BYTES:
+                    limit = MAX_LISTING_BYTES >> 20
+                    raise DownloadError(f"the hub's answer has more than {limit} MiB")
+        answer.stream = httpx2.ByteStream(bytes(listing))
         return
     if commit := answer.headers.get("x-repo-commit"):
         check_commit(commit)
