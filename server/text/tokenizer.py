@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import Decoder
+from tokenizers.pre_tokenizers import ByteLevel
 
 from engine.types import NO_BOUNDARIES, PromptBoundaries
 from server.config import PromptsSection
@@ -19,19 +20,19 @@ from server.text.chat_template import ChatTemplate, PromptEnds
 from server.text.conversation import THINK_CLOSE, THINK_OPEN, Conversation
 from server.text.encoder import Encoder, SpecialTokens, in_groups, pieces_of, tokens_within
 from server.text.template_trial import TimeLimit
-from server.text.tokenizer_files import TOKENIZER_FILE, read_tokenizer
-from server.text.tokenizer_files import TokenizerError as TokenizerError
+from server.text.tokenizer_files import TOKENIZER_FILE, TokenizerError, read_tokenizer
 
 # The name of a token that stands for one byte of a character.
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-BYTE_LEVEL = "ByteLevel"
 # SentencePiece's decoder replaces characters, decodes bytes, joins tokens, and drops a space.
 SENTENCE_PIECE = re.compile(r"(Replace )*(ByteFallback )?(Fuse (Strip )?)?")
 STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
-class DecoderError(ValueError):
-    """Raised for a decoder that does not decode tokens one by one. The message is its JSON."""
+# Maps each character of byte-level BPE's alphabet to its byte. Printable Latin-1 bytes are written
+# as they are, and the others, in their order, from U+0100 on (openai/gpt-2, encoder.py).
+ALPHABET = sorted(ByteLevel.alphabet())
+BYTE_OF = dict(zip(ALPHABET, sorted(range(256), key=lambda i: chr(i) not in ALPHABET), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,12 @@ class TokenDecoder:
         return token.encode()
 
 
-def read_decoder(decoder: Decoder | None) -> TokenDecoder:
-    """Read a tokenizer's decoder. Raises DecoderError if the decoder does not fit TokenDecoder."""
+def read_decoder(decoder: Decoder | None, file: Path) -> TokenDecoder:
+    """Read the decoder in ``file``. Raises TokenizerError if it decodes several tokens as one."""
     state = {"decoders": []} if decoder is None else json.loads(decoder.__getstate__())
     steps: list[dict[str, Any]] = state.get("decoders", [state])
     kinds = [step["type"] for step in steps]
-    if kinds == [BYTE_LEVEL]:
+    if kinds == ["ByteLevel"]:
         return TokenDecoder(is_byte_level=True)
     signs = [step for step in steps if step["type"] == "Replace"]
     if (
@@ -73,24 +74,15 @@ def read_decoder(decoder: Decoder | None) -> TokenDecoder:
         or ("Strip" in kinds and STRIP not in steps)
         or not all(step["pattern"].get("String") for step in signs)
     ):
-        raise DecoderError(json.dumps(steps, ensure_ascii=False))
+        raise TokenizerError(
+            f"{file}: the decoder is {json.dumps(steps, ensure_ascii=False)}; quire serves "
+            "ByteLevel, and SentencePiece's Replace, ByteFallback, Fuse, Strip"
+        )
     return TokenDecoder(
         has_byte_tokens="ByteFallback" in kinds,
         replacements=tuple((step["pattern"]["String"], step["content"]) for step in signs),
         drops_space="Strip" in kinds,
     )
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Map each character of byte-level BPE's alphabet to its byte. The alphabet writes printable
-    Latin-1 bytes as they are, and other bytes from U+0100 on (openai/gpt-2, encoder.py)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
-
-
-BYTE_OF = _byte_alphabet()
 
 
 TAGS = frozenset({THINK_OPEN, THINK_CLOSE, CALL_OPEN, CALL_CLOSE})
@@ -155,13 +147,7 @@ class Tokenizer:
         if not self.fast.get_vocab(with_added_tokens=False):
             raise TokenizerError(f"{path / TOKENIZER_FILE}: it has no tokens")
         self.vocab_size = 1 + max(vocabulary.values())
-        try:
-            decoder = read_decoder(self.fast.decoder)
-        except DecoderError as error:
-            raise TokenizerError(
-                f"{path / TOKENIZER_FILE}: the decoder is {error}; quire serves ByteLevel, and "
-                "SentencePiece's Replace, ByteFallback, Fuse, Strip"
-            ) from error
+        decoder = read_decoder(self.fast.decoder, path / TOKENIZER_FILE)
         self.drops_space = decoder.drops_space
         # A dict and not a list, because there may be large gaps between ids.
         self._bytes = {i: decoder.bytes_of(token) for token, i in vocabulary.items()}

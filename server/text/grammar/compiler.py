@@ -27,14 +27,6 @@ from server.text.newest import Newest
 MAX_REFUSALS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The reason why a grammar cannot be enforced."""
-
-    message: str
-    param: str | None
-
-
 class GrammarCache:
     """Caches the newest grammars and refusals by a digest of their ConstraintSpec. A grammar's
     bytes count as used while the cache or an answer uses the grammar."""
@@ -43,7 +35,7 @@ class GrammarCache:
         """``max_bytes`` limits all grammars' size, ``max_grammars`` the number of cached ones."""
         self._max_bytes = max_bytes
         self._grammars: Newest[bytes, CompiledGrammar] = Newest(max_grammars)
-        self._refusals: Newest[bytes, Refusal] = Newest(MAX_REFUSALS)
+        self._refusals: Newest[bytes, GrammarError] = Newest(MAX_REFUSALS)
         self._counted_bytes = 0
         # Sizes of freed grammars. Other threads, which free grammars, only append sizes here.
         self._freed: deque[int] = deque()
@@ -54,7 +46,7 @@ class GrammarCache:
             self._counted_bytes -= self._freed.popleft()
         return self._counted_bytes
 
-    def get(self, digest: bytes) -> CompiledGrammar | Refusal | None:
+    def get(self, digest: bytes) -> CompiledGrammar | GrammarError | None:
         grammar = self._grammars.find(digest)
         if grammar is None:
             return self._refusals.find(digest)
@@ -84,7 +76,7 @@ class GrammarCache:
         while self._grammars.pop_oldest():
             pass
 
-    def refuse(self, digest: bytes, refusal: Refusal) -> None:
+    def refuse(self, digest: bytes, refusal: GrammarError) -> None:
         self._refusals.keep(digest, refusal)
 
 
@@ -113,7 +105,7 @@ class GrammarCompiler:
         self._loaded: _Loaded | None = None
         self._cache = GrammarCache(limits.max_kept_bytes, limits.max_kept)
         self._reserving = asyncio.Lock()
-        self._making: dict[bytes, asyncio.Task[CompiledGrammar | Refusal]] = {}
+        self._making: dict[bytes, asyncio.Task[CompiledGrammar | GrammarError]] = {}
 
     def load(self) -> str:
         """Read the tokenizer. A large one blocks all threads for a second, so a server does this
@@ -181,11 +173,11 @@ class GrammarCompiler:
         grammar = self._cache.get(digest)
         if grammar is None:
             grammar = await self._compile_once(digest, spec_text)
-        if isinstance(grammar, Refusal):
-            raise GrammarError(grammar.message, grammar.param or spec.param)
+        if isinstance(grammar, GrammarError):
+            raise GrammarError(str(grammar), grammar.param or spec.param)
         return grammar
 
-    async def _compile_once(self, digest: bytes, spec_text: str) -> CompiledGrammar | Refusal:
+    async def _compile_once(self, digest: bytes, spec_text: str) -> CompiledGrammar | GrammarError:
         """Compile a grammar once for all requests that need it, even if the first is cancelled."""
         making = self._making.get(digest)
         if making is None:
@@ -193,12 +185,14 @@ class GrammarCompiler:
             making.add_done_callback(lambda task: self._end_making(digest, task))
         return await asyncio.shield(making)
 
-    def _end_making(self, digest: bytes, task: "asyncio.Task[CompiledGrammar | Refusal]") -> None:
+    def _end_making(
+        self, digest: bytes, task: "asyncio.Task[CompiledGrammar | GrammarError]"
+    ) -> None:
         del self._making[digest]
         # Read the error, because asyncio logs errors that are never read.
         _ = task.cancelled() or task.exception()
 
-    async def _make(self, digest: bytes, spec_text: str) -> CompiledGrammar | Refusal:
+    async def _make(self, digest: bytes, spec_text: str) -> CompiledGrammar | GrammarError:
         loaded = self._load()
         estimate = await loaded.worker.estimate(spec_text)
         if estimate.refusal is not None:
@@ -208,7 +202,7 @@ class GrammarCompiler:
                 estimate = await loaded.worker.estimate(spec_text)
                 estimate = replace(estimate, not_enforced=[*left_out])
         if estimate.refusal is not None:
-            refusal = Refusal(estimate.refusal, estimate.param)
+            refusal = GrammarError(estimate.refusal, estimate.param)
             self._cache.refuse(digest, refusal)
             return refusal
         memory_bytes = estimate.memory_bytes + LEXER_BYTES

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from server.text.conversation import Turn
 from server.text.pipeline import decoded_text
-from server.text.tokenizer import Tokenizer, TokenizerError
+from server.text.tokenizer import Tokenizer
+from server.text.tokenizer_files import TokenizerError
 from tests.models import (
     SPECIAL_TOKENS,
     write_embedding_model,

@@ -12,7 +12,6 @@ from server.text.grammar.compiler import (
     GrammarCache,
     GrammarCompiler,
     GrammarMemoryError,
-    Refusal,
 )
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
@@ -260,8 +259,8 @@ def test_refusals_are_remembered_the_newest_ones(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "MAX_REFUSALS", 2)
     cache = GrammarCache(max_bytes=10, max_grammars=9)
     for digest in (b"1", b"2", b"3"):
-        cache.refuse(digest, Refusal("why", "tools"))
+        cache.refuse(digest, GrammarError("why", "tools"))
     assert cache.get(b"1") is None
     found = cache.get(b"3")
-    assert isinstance(found, Refusal)
-    assert (found.message, found.param) == ("why", "tools")
+    assert isinstance(found, GrammarError)
+    assert (str(found), found.param) == ("why", "tools")
