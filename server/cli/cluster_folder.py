@@ -1,12 +1,14 @@
 """The user's private folder for a cluster: key, certificates, settings, Ray process's pid."""
 
-import json
 import os
 import re
 import secrets
 import stat
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from kvcache.user_folders import state_folder
 from server.config import StartError
@@ -35,6 +37,9 @@ class Node:
     """``(pid, started)`` of child processes: a child process may outlive its killed parent."""
 
 
+NODE = TypeAdapter(Node)
+
+
 class ClusterFolder:
     """The paths of the files in the folder."""
 
@@ -54,15 +59,12 @@ class ClusterFolder:
 
     def node(self) -> Node | None:
         """Return the Ray process that was started last, which may have ended."""
-        try:
-            fields = json.loads(self._node.read_text())
-        except FileNotFoundError:
-            return None
-        family = tuple((pid, started) for pid, started in fields.pop("family", ()))
-        return Node(**fields, family=family)
+        with suppress(FileNotFoundError):
+            return NODE.validate_json(self._node.read_bytes())
+        return None
 
     def write_node(self, node: Node) -> None:
-        write_private(self._node, json.dumps(asdict(node)))
+        write_private(self._node, NODE.dump_json(node).decode())
 
     def forget_node(self) -> None:
         self._node.unlink(missing_ok=True)

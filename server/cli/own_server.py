@@ -61,7 +61,6 @@ def own_server(settings: Config, folder: Path, name: str) -> Iterator[str]:
 
 
 def _settings(settings: Config, name: str) -> dict[str, Any]:
-    """Return the settings for the process that serves, as values for JSON."""
     tables = plain_settings(settings)
     tables["server"] |= {"host": HOST, "ollama_port": None, "served_model_name": name}
     tables["log"] |= {"level": "warning", "file": None}

@@ -64,7 +64,6 @@ def server_address(settings: Config) -> str:
 
 
 def client_of(settings: Config, url: str) -> httpx2.Client:
-    """Return an HTTP client for a server that has these settings."""
     key = settings.access.first_key
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     timeout = httpx2.Timeout(STOP_TIMEOUT_S, connect=ASK_TIMEOUT_S)

@@ -213,7 +213,6 @@ def start_engine(
 
 
 def engine_error(client: EngineClient, plan: EnginePlan, reason: str = "") -> EngineError:
-    """Return the error for an engine that failed."""
     if not (plan.on_gpu and client.kv_backend_failed):
         return EngineError(reason)
     return KVBackendFailedError(

@@ -118,7 +118,6 @@ class Membership:
 
     @property
     def stats(self) -> EngineStats:
-        """The statistics of all replicas together, including ended replicas."""
         return merge_stats([self._gone, *(report.stats for report in self.reports)])
 
     def figures(self) -> list[Json]:

@@ -43,12 +43,10 @@ BODIES: dict[Kind, type[OllamaChatRequest | OllamaGenerateRequest]] = {
 
 
 def empty_answer(kind: Kind, model: str) -> OllamaAnswer:
-    """Return an answer without tokens."""
     return OllamaAnswer(kind, model, bytes)
 
 
 def add_model_routes(router: APIRouter, served: Served) -> None:
-    """Add the routes that list and show models."""
 
     async def version() -> dict[str, Any]:
         return version_answer()

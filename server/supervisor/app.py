@@ -69,7 +69,6 @@ class BodyHead(BaseModel):
 
 
 def _add_forwarding_routes(router: APIRouter, front: Front) -> None:
-    """Add the routes whose requests are forwarded to the models' processes."""
     limits = front.config.limits
 
     async def model_of(request: Request, name: str | None) -> ManagedModel:

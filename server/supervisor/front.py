@@ -92,7 +92,6 @@ class Front:
 
     @property
     def _headers(self) -> Headers:
-        """The headers of requests to the models' processes that no client has sent."""
         key = self.config.access.first_key
         return [
             (b"host", b"localhost"),

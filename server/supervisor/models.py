@@ -163,7 +163,6 @@ class ManagedModel:
 
     @property
     def held_bytes(self) -> int:
-        """The model's part of the memory budget."""
         if self.process is None or self.needs is None:
             return 0
         return self.needs.fixed_bytes + self.kv_bytes

@@ -34,12 +34,10 @@ class Keys:
     @classmethod
     def of(cls, access: AccessSection) -> "Keys":
         """Hash the keys in the settings. Raises SettingError for a short or unprintable key."""
-        for number, key in enumerate(access.api_keys, start=1):
-            _check(f"access.api_keys: key {number}", key)
-        if access.scrape_key is not None:
-            _check("access.scrape_key: it", access.scrape_key)
+        numbered = enumerate(access.api_keys, start=1)
+        api = [_digest_of(f"access.api_keys: key {number}", key) for number, key in numbered]
         scrape = () if access.scrape_key is None else (access.scrape_key,)
-        return cls(tuple(map(_digest_of, access.api_keys)), tuple(map(_digest_of, scrape)))
+        return cls(tuple(api), tuple(_digest_of("access.scrape_key: it", key) for key in scrape))
 
     def has(self, key: str, path: str, method: str) -> bool:
         """Return True if the key may use the path. Compare all keys, each in constant time."""
@@ -79,7 +77,7 @@ def _plain_path(scope: Scope) -> str:
     return path if path.encode() == scope.get("raw_path", path.encode()) else ""
 
 
-def _check(name: str, key: SecretStr) -> None:
+def _digest_of(name: str, key: SecretStr) -> bytes:
     text = key.get_secret_value()
     if len(text) < MIN_KEY_CHARS:
         raise SettingError(
@@ -88,10 +86,7 @@ def _check(name: str, key: SecretStr) -> None:
         )
     if not text.isascii() or not text.isprintable() or " " in text:
         raise SettingError(f"setting {name} has characters that no header can carry")
-
-
-def _digest_of(key: SecretStr) -> bytes:
-    return _digest(key.get_secret_value())
+    return _digest(text)
 
 
 def _digest(key: str) -> bytes:
@@ -127,9 +122,6 @@ def only_this_machine(host: str) -> bool:
     """Return True if only this machine can connect to ``host``, the setting server.host."""
     if host in WILDCARDS:
         return False
-    address = read_address(host)
-    if address is not None:
-        return is_loopback(address)
     try:
         places = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
