@@ -14,7 +14,6 @@ from server.protocol.common import current_request_id
 from server.protocol.messages.answer import message_error
 from server.protocol.ollama.answer import ollama_error
 from server.protocol.wire_errors import ApiError
-from server.routes.answering import CLIENT_CLOSED_REQUEST
 from server.routes.openapi import speaks_anthropic, speaks_ollama
 
 SAFE_HEADERS = {
@@ -49,6 +48,7 @@ INSTEAD = {
     "/v1/audio": "quire reads and writes text: have your client use another server for audio.",
 }
 STORED = "/v1/responses/"
+CLIENT_CLOSED_REQUEST = 499
 REQUEST_ID_HEADER = "request-id"
 """Anthropic's name for the header with the request id, for responses of Anthropic's API."""
 

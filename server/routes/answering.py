@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from pydantic_core import to_json
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -24,7 +24,6 @@ from server.text.pipeline import GenerationError
 from server.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-CLIENT_CLOSED_REQUEST = 499
 SIGN_OF_LIFE = b": waiting\n\n"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 # The number of list members to encode at once. CONTAINERS is for lists of lists or objects.
@@ -58,8 +57,6 @@ class Answering:
             raise generation_failed(str(error)) from error
         finally:
             choices.close()
-        if whole is None:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
         return await json_response(json_pieces(whole))
 
     def start(self, *prompts: Prompt, times: RequestTimes) -> Choices:
@@ -86,14 +83,16 @@ async def _gather(choices: Choices, answer: Answer, ping_s: float) -> dict[str, 
     return answer.whole(choices.usage)
 
 
-async def unless_left(request: Request, computation: Coroutine[Any, Any, T]) -> T | None:
-    """Return a computation's result. If the client leaves, cancel the computation and return None.
-    The request's body must have been read before the call."""
+async def unless_left(request: Request, computation: Coroutine[Any, Any, T]) -> T:
+    """Return a computation's result. If the client leaves, cancel the computation and raise
+    ClientDisconnect. The request's body must have been read before the call."""
     computing = asyncio.create_task(computation)
     leaving = asyncio.create_task(_client_left(request))
     try:
         await asyncio.wait((computing, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return computing.result() if computing.done() else None
+        if not computing.done():
+            raise ClientDisconnect
+        return computing.result()
     finally:
         for task in (computing, leaving):
             task.cancel()

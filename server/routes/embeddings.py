@@ -17,7 +17,7 @@ from server.protocol.wire_errors import (
     invalid,
     too_many_tokens,
 )
-from server.routes.answering import CLIENT_CLOSED_REQUEST, json_response, unless_left
+from server.routes.answering import json_response, unless_left
 from server.routes.openapi import takes
 from server.routes.service import Service
 from server.text.tokenizer import TextsTooLongError, TextTooLongError
@@ -35,9 +35,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
     @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest))
     async def embeddings(request: Request) -> Response:
         wire = await reader.read(request, EmbeddingRequest)
-        if (embedded := await vectors_of(service, request, wire)) is None:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        vectors, tokens = embedded
+        vectors, tokens = await vectors_of(service, request, wire)
         return await json_response(
             embedding_pieces(vectors, wire.encoding_format, service.model.id, tokens)
         )
@@ -45,15 +43,13 @@ def add_routes(router: APIRouter, service: Service) -> None:
 
 async def vectors_of(
     service: Service, request: Request, wire: EmbeddingRequest
-) -> tuple[Vectors, int] | None:
-    """Return vectors and the number of input tokens, or None if the client left."""
+) -> tuple[Vectors, int]:
+    """Return vectors and the number of input tokens. Raises ApiError, ClientDisconnect."""
     salt = service.reader.salt(request, wire.cache_salt)
     service.admission.check_vectors(salt.tenant, wire.dimensions)
     inputs = await _inputs(service, wire)
     computing = _vectors(service, wire, inputs, salt, request.state.times)
     vectors = await unless_left(request, computing)
-    if vectors is None:
-        return None
     return shorten(vectors, wire.dimensions), sum(len(ids) for ids in inputs)
 
 

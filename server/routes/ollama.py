@@ -27,11 +27,11 @@ from server.protocol.ollama.request import (
     ShowRequest,
     keep_alive_s,
 )
-from server.routes.answering import CLIENT_CLOSED_REQUEST, json_response
+from server.routes.answering import json_response
 from server.routes.completions import encoded_text
 from server.routes.embeddings import vectors_of
 from server.routes.openapi import LINES, takes
-from server.routes.reading import read_body
+from server.routes.reading import parse_body, read_json
 from server.routes.service import Served, Service
 
 PS, SHOW = "/api/ps", "/api/show"
@@ -47,7 +47,6 @@ def empty_answer(kind: Kind, model: str) -> OllamaAnswer:
 
 
 def add_model_routes(router: APIRouter, served: Served) -> None:
-
     async def version() -> dict[str, Any]:
         return version_answer()
 
@@ -63,7 +62,9 @@ def add_model_routes(router: APIRouter, served: Served) -> None:
 
     @router.post(SHOW, openapi_extra=takes(ShowRequest))
     async def show(request: Request) -> dict[str, Any]:
-        wire = await read_body(request, served.config.limits, ShowRequest)
+        limits = served.config.limits
+        wire = parse_body(ShowRequest, await read_json(request, limits))
+        wire.check(limits)
         return show_answer(await served.describe_model(wire.model or wire.name))
 
 
@@ -119,9 +120,7 @@ def _add_vectors(router: APIRouter, service: Service) -> None:
         if (neutral := wire.neutral) is None:
             return JSONResponse({"model": model.id, "embeddings": []})
         neutral.check(service.config.limits)
-        if (result := await vectors_of(service, request, neutral)) is None:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        vectors, tokens = result
+        vectors, tokens = await vectors_of(service, request, neutral)
         head = {
             "model": model.id,
             "total_duration": nanoseconds(times.elapsed_s),
@@ -135,7 +134,5 @@ def _add_vectors(router: APIRouter, service: Service) -> None:
         wire = await reader.read(request, OllamaEmbeddingsRequest)
         if (neutral := wire.neutral) is None:
             return JSONResponse({"embedding": []})
-        if (result := await vectors_of(service, request, neutral)) is None:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        (vector,) = result[0]
+        (vector,), _ = await vectors_of(service, request, neutral)
         return JSONResponse({"embedding": vector.tolist()})

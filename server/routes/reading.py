@@ -45,13 +45,6 @@ async def read_json(request: Request, limits: LimitsSection) -> bytes:
     return body
 
 
-async def read_body(request: Request, limits: LimitsSection, body_type: type[BodyT]) -> BodyT:
-    """Read, parse and check a body. Raises ApiError."""
-    body = parse_body(body_type, await read_json(request, limits))
-    body.check(limits)
-    return body
-
-
 def parse_body(body_type: type[ModelT], body: bytes) -> ModelT:
     """Parse a body. Raises ApiError that names an invalid parameter."""
     try:

@@ -3,12 +3,13 @@
 While a model is being loaded, its streamed answers begin with comments, which clients ignore."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 from pydantic_core import from_json
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -85,7 +86,8 @@ class ForwardedAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. If the client disconnects, cancel the request to the process."""
-        await unless_left(self.request, self._answer(scope, receive, send))
+        with suppress(ClientDisconnect):
+            await unless_left(self.request, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         model, client = self.model, client_of(self.request)
