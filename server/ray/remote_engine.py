@@ -21,12 +21,11 @@ from engine.types import (
     Request,
     TokenEvent,
 )
-from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL
+from server.protocol.wire_errors import REPLICA_LOST
 from server.ray.membership import Membership
 from server.ray.replica_calls import (
     NumberedEvent,
     RayReplicas,
-    Refusal,
     Route,
     UncompiledConstraint,
 )
@@ -238,8 +237,8 @@ class RemoteEngine:
                 except Exception as error:
                     log.info("a replica is lost: %s", type(error).__name__)
                     raise ReplicaError(REPLICA_LOST) from error
-                if isinstance(batch, Refusal):
-                    raise ReplicaError(REPLICAS_FULL if batch is Refusal.FULL else REPLICA_LOST)
+                if isinstance(batch, str):
+                    raise ReplicaError(batch)
                 call.has_begun |= bool(batch)
                 self._deliver(call, batch)
                 running -= {index for index, event in batch if event.finish is not None}

@@ -27,9 +27,9 @@ from server.cli.model_files import ModelFiles, read_model
 from server.cli.serve import STOP_TIMEOUT_S, start_model
 from server.config import Config, StartError
 from server.http.app import freeze_objects
+from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL
 from server.ray.replica_calls import (
     NumberedEvent,
-    Refusal,
     ReplicaReport,
     Route,
     UncompiledConstraint,
@@ -82,17 +82,17 @@ class EngineReplica:
 
     async def generate(
         self, _: Route, request: Request
-    ) -> AsyncGenerator[list[NumberedEvent] | Refusal, None]:
-        """Yield the events of a prompt's answers. Yield an empty list at the start and after each
-        second without an event. Closing the generator aborts the answers."""
+    ) -> AsyncGenerator[list[NumberedEvent] | str, None]:
+        """Yield what ``RayReplicas.generate`` yields. Yield an empty list at the start and after
+        each second without an event."""
         yield []
         try:
             streams = await self._submit(request)
         except (QueueFullError, WorkerBusyError, GrammarMemoryError):
-            yield Refusal.FULL
+            yield REPLICAS_FULL
             return
         except EngineDeadError:
-            yield Refusal.ENDED
+            yield REPLICA_LOST
             return
         except GrammarError as error:
             # The head could compile the grammar, but this machine is slower or has less memory.

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from engine.types import EngineLimits, EngineStats, Request, TokenEvent
@@ -12,13 +11,6 @@ from server.text.grammar.constraint_spec import ConstraintSpec
 
 NumberedEvent = tuple[int, TokenEvent]
 """(index of an answer among the prompt's answers, event of this answer)"""
-
-
-class Refusal(Enum):
-    """Reasons for a replica to refuse a prompt: its queue is full, or its engine has ended."""
-
-    FULL = "full"
-    ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +65,9 @@ class RayReplicas:
 
     async def generate(
         self, route: Route, request: Request
-    ) -> AsyncGenerator[list[NumberedEvent] | Refusal, None]:
-        """Yield a replica's lists of events. Closing the generator aborts the answers."""
+    ) -> AsyncGenerator[list[NumberedEvent] | str, None]:
+        """Yield a replica's lists of events, or the reason for which the replica refuses the
+        prompt: REPLICAS_FULL or REPLICA_LOST. Closing the generator aborts the answers."""
         response = self._streaming.generate.remote(route, request)
         with _cancel_on_leaving(response):
             async for batch in response:

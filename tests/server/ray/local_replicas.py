@@ -11,7 +11,6 @@ from server.ray.replica import EngineReplica
 from server.ray.replica_calls import (
     NumberedEvent,
     RayReplicas,
-    Refusal,
     Route,
     UncompiledConstraint,
 )
@@ -93,7 +92,7 @@ class LocalReplicas(RayReplicas):
 
     async def generate(
         self, route: Route, submission: Request
-    ) -> AsyncGenerator[list[NumberedEvent] | Refusal, None]:
+    ) -> AsyncGenerator[list[NumberedEvent] | str, None]:
         replica = await self._chosen(route)
         assert route.replica is not None
         self.chosen.append(route.replica)

@@ -11,6 +11,7 @@ from engine.client import EngineClient
 from engine.types import Request, SamplingParams
 from server.cli.serve_models import plain_settings
 from server.config import Config, StartError
+from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL
 from server.ray import replica
 from server.ray.replica import (
     EngineReplica,
@@ -20,7 +21,7 @@ from server.ray.replica import (
     own_name,
     why_not_here,
 )
-from server.ray.replica_calls import Refusal, Route
+from server.ray.replica_calls import Route
 from server.text.grammar.grammar_errors import GrammarError
 from tests.engines import recall_client
 from tests.models import write_embedding_model
@@ -136,7 +137,7 @@ async def test_an_answer_begins_with_a_sign_of_life_and_leaving_it_aborts(
 async def test_a_request_without_room_is_refused(client: EngineClient) -> None:
     many = Request(PROMPT, (SamplingParams(5),) * (client.capacity + 1))
     said = [batch async for batch in replica_of(client).generate(Route(), many)]
-    assert said == [[], Refusal.FULL]
+    assert said == [[], REPLICAS_FULL]
 
 
 async def test_a_form_that_cannot_be_enforced_here_is_answered_with_an_error(
@@ -171,7 +172,7 @@ async def test_a_request_to_an_engine_that_has_ended_is_refused() -> None:
     one = Request(PROMPT, (SamplingParams(5),))
     assert [batch async for batch in replica_of(ended).generate(Route(), one)] == [
         [],
-        Refusal.ENDED,
+        REPLICA_LOST,
     ]
 
 
