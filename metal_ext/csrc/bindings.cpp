@@ -94,9 +94,8 @@ void bind_memory(nb::module_& m) {
       }, "ticket"_a)
       .def("wait", [](const MapperPointer& mapper, int64_t ticket, double timeout_s) {
         const uint64_t number = checked_between("ticket", ticket, 0, kMaxTicket);
-        if (!(timeout_s >= 0.0 && timeout_s <= kMaxWaitSeconds)) {
-          throw std::out_of_range("timeout_s must lie between 0 and 3600");
-        }
+        require<std::out_of_range>(timeout_s >= 0.0 && timeout_s <= kMaxWaitSeconds,
+                                   "timeout_s must lie between 0 and 3600");
         const auto timeout = std::chrono::duration<double>(timeout_s);
         return mapper->wait(number, std::chrono::duration_cast<std::chrono::nanoseconds>(timeout));
       }, "ticket"_a, "timeout_s"_a, nb::call_guard<nb::gil_scoped_release>());
@@ -221,9 +220,8 @@ void bind_layers(nb::module_& m) {
 NB_MODULE(_ext, m) {
   nb::module_::import_("mlx.core");  // registers mx.array, an argument and result of the operations
   nb::register_exception_translator(quire::translate_system_error);
-  m.attr("MLX_VERSION") = std::to_string(MLX_VERSION_MAJOR) + "." +
-                          std::to_string(MLX_VERSION_MINOR) + "." +
-                          std::to_string(MLX_VERSION_PATCH);
+  m.attr("MLX_VERSION") =
+      quire::message(MLX_VERSION_MAJOR, ".", MLX_VERSION_MINOR, ".", MLX_VERSION_PATCH);
   m.attr("SYSTEM_PAGE_BYTES") = quire::system_page_bytes();
   m.def("instruction_sets", &quire::cpu::available);
   quire::bind_memory(m);

@@ -61,18 +61,15 @@ void make_kv_backend(
     Handle<ops::MetalKVBackend>* self, const std::string& kind, const Geometry& geometry,
     int64_t max_ranges, double timeout_s, int64_t max_buffer_bytes, double residency_keep_s,
     bool maps_beside_steps) {
-  if (!(timeout_s > 0.0 && timeout_s <= kMaxTimeoutSeconds)) {
-    throw std::out_of_range("timeout_s must be greater than 0, and 3600 at most");
-  }
-  if (kind == metal::name_of(metal::Kind::paged) &&
-      !std::has_single_bit(geometry.tokens_per_block())) {
-    throw std::invalid_argument(
-        "a paged block has " + std::to_string(geometry.tokens_per_block()) +
-        " tokens; the kernels find tokens in blocks of a power of two");
-  }
-  if (!(residency_keep_s >= 0.0 && residency_keep_s <= kMaxKeepSeconds)) {
-    throw std::out_of_range("residency_keep_s must be 0 or more, and 86400 at most");
-  }
+  require<std::out_of_range>(timeout_s > 0.0 && timeout_s <= kMaxTimeoutSeconds,
+                             "timeout_s must be greater than 0, and 3600 at most");
+  require<std::invalid_argument>(
+      kind != metal::name_of(metal::Kind::paged) ||
+          std::has_single_bit(geometry.tokens_per_block()),
+      "a paged block has ", geometry.tokens_per_block(),
+      " tokens; the kernels find tokens in blocks of a power of two");
+  require<std::out_of_range>(residency_keep_s >= 0.0 && residency_keep_s <= kMaxKeepSeconds,
+                             "residency_keep_s must be 0 or more, and 86400 at most");
   const metal::KVBackend::Options options{
       .kind = metal::kind_named(kind),
       .geometry = geometry,
@@ -83,9 +80,7 @@ void make_kv_backend(
       .timeout = nanoseconds(timeout_s),
       .residency = {.keep = nanoseconds(residency_keep_s)}};
   MTL::Device* const device = ops::mlx_device();
-  if (device == nullptr) {
-    throw std::runtime_error("there is no Metal device: run on the CPU");
-  }
+  require<std::runtime_error>(device != nullptr, "there is no Metal device: run on the CPU");
   auto kv_backend = std::make_shared<ops::MetalKVBackend>();
   kv_backend->memory = metal::KVBackend::make(NS::RetainPtr(device), options);
   new (self) Handle{std::move(kv_backend)};
@@ -99,9 +94,8 @@ void hold(const DeviceMemory& kv_backend, const std::vector<mx::array>& arrays) 
     if (array.size() == 0) {
       continue;
     }
-    if (!array.is_available()) {
-      throw std::invalid_argument("an array can be held when it has been evaluated");
-    }
+    require<std::invalid_argument>(
+        array.is_available(), "an array can be held when it has been evaluated");
     MTL::Buffer* const buffer = ops::metal_buffer(array);
     if (buffer->heap() == nullptr && seen.insert(buffer).second) {
       buffers.push_back(NS::RetainPtr(buffer));

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 
 #include "core/checked.h"
@@ -33,13 +32,11 @@ void in_pieces(
 
 }  // namespace
 
-void AddressRange::require(size_t block, size_t count, bool mapped) const {
+void AddressRange::check_each(size_t block, size_t count, bool mapped) const {
   const std::lock_guard lock(mutex_);
   for (size_t b = block; b < block + count; ++b) {
-    if ((access_[b] != Access::none) != mapped) {
-      throw std::logic_error(
-          "block " + std::to_string(b) + (mapped ? " is not mapped" : " is mapped already"));
-    }
+    require<std::logic_error>((access_[b] != Access::none) == mapped, "block ", b,
+                              mapped ? " is not mapped" : " is mapped already");
   }
 }
 
@@ -58,9 +55,8 @@ void AddressRange::check_map(
     const Heap& heap, int64_t heap_block, int64_t block, int64_t count) const {
   checked_run("range blocks", block, count, geometry_.blocks_per_range());
   checked_run("heap blocks", heap_block, count, geometry_.blocks_per_heap());
-  if (!(heap.geometry() == geometry_)) {
-    throw std::invalid_argument("the heap and the range have different geometries");
-  }
+  require<std::invalid_argument>(
+      heap.geometry() == geometry_, "the heap and the range have different geometries");
 }
 
 void AddressRange::map(
@@ -70,7 +66,7 @@ void AddressRange::map(
   const auto first = static_cast<size_t>(block);
   const auto blocks = static_cast<size_t>(count);
   const std::lock_guard changing(changing_);
-  require(first, blocks, false);
+  check_each(first, blocks, false);
   if (map_memory(heap, static_cast<size_t>(heap_block), first, blocks, writable)) {
     count_mapped(first, blocks, writable);
   }
@@ -88,7 +84,7 @@ void AddressRange::unmap(int64_t block, int64_t count) {
   const auto blocks = static_cast<size_t>(count);
   prepare_unmap();
   const std::lock_guard changing(changing_);
-  require(first, blocks, true);
+  check_each(first, blocks, true);
   set(first, blocks, Access::none);  // before unmap_memory(), so that no row uses the memory
   unmap_memory(first, blocks);
 }
@@ -110,6 +106,17 @@ std::optional<size_t> AddressRange::first_read_only(size_t start, size_t count) 
   return std::nullopt;
 }
 
+void require_one_block(const Geometry& geometry) {
+  require<std::invalid_argument>(
+      geometry.blocks_per_range() == 1 && geometry.blocks_per_heap() == 1,
+      "a dense range is one block, and so is its heap");
+}
+
+void require_dense_writable(bool writable) {
+  require<std::invalid_argument>(
+      writable, "a dense range shares nothing, so that it is always writable");
+}
+
 SparseRange::SparseRange(const Geometry& geometry)
     : HostRange(geometry), base_(reserve_addresses(geometry.range_bytes())) {}
 
@@ -121,9 +128,8 @@ bool SparseRange::map_memory(
     const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
     bool writable) {
   const auto* shared = dynamic_cast<const SharedHeap*>(heap.get());
-  if (shared == nullptr) {
-    throw std::invalid_argument("a sparse range takes blocks of shared heaps only");
-  }
+  require<std::invalid_argument>(
+      shared != nullptr, "a sparse range takes blocks of shared heaps only");
   spare_ = spare_ || make_spare(base_);
   if (!spare_) {  // without the spare page a map might not be undone
     throw std::system_error(ENOMEM, std::generic_category(), "making a spare mapping");
@@ -173,14 +179,12 @@ void SparseRange::clear(std::byte* first, size_t bytes) {
     spare_ = make_spare(base_);
   } catch (const std::system_error& error) {
     // This is no std::system_error, because callers take that to mean that no mapping changed.
-    throw std::runtime_error(std::string("memory that must go stays mapped: ") + error.what());
+    throw std::runtime_error(message("memory that must go stays mapped: ", error.what()));
   }
 }
 
 DenseRange::DenseRange(const Geometry& geometry) : HostRange(geometry) {
-  if (geometry.blocks_per_range() != 1 || geometry.blocks_per_heap() != 1) {
-    throw std::invalid_argument("a dense range is one block, and so is its heap");
-  }
+  require_one_block(geometry);
 }
 
 std::byte* DenseRange::base() const {
@@ -189,13 +193,9 @@ std::byte* DenseRange::base() const {
 
 bool DenseRange::map_memory(
     const std::shared_ptr<Heap>& heap, size_t, size_t, size_t, bool writable) {
-  if (!writable) {
-    throw std::invalid_argument("a dense range shares nothing, so that it is always writable");
-  }
+  require_dense_writable(writable);
   auto* const dense = dynamic_cast<DenseHeap*>(heap.get());
-  if (dense == nullptr) {
-    throw std::invalid_argument("a dense range takes a dense heap only");
-  }
+  require<std::invalid_argument>(dense != nullptr, "a dense range takes a dense heap only");
   dense->memory();  // commits the memory, or throws
   heap_ = heap;
   return true;

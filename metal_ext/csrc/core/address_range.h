@@ -64,7 +64,7 @@ class AddressRange {
  private:
   enum class Access : uint8_t { none, read_only, writable };
 
-  void require(size_t block, size_t count, bool mapped) const;
+  void check_each(size_t block, size_t count, bool mapped) const;
   void set(size_t block, size_t count, Access access);
 
   const Geometry geometry_;
@@ -74,6 +74,10 @@ class AddressRange {
   std::vector<Access> access_;
   size_t mapped_prefix_ = 0;
 };
+
+// The rules of dense ranges, on a CPU and on a GPU. They throw std::invalid_argument.
+void require_one_block(const Geometry& geometry);
+void require_dense_writable(bool writable);
 
 // A range at addresses of this process. The eight bytes before base() hold the range's size, as in
 // buffers of MLX's CPU allocator, so that MLX can view a range as a buffer.

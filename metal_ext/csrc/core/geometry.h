@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "core/checked.h"
@@ -33,20 +32,16 @@ class Geometry {
         blocks_per_range_(checked_between("blocks_per_range", blocks_per_range, 1, kMaxBlocks)) {
     checked_between("number of regions", static_cast<int64_t>(region_row_bytes.size()), 1,
                     kMaxRegions);
-    if (page_bytes_ % system_page_bytes() != 0) {
-      throw std::invalid_argument(
-          "page_bytes is " + std::to_string(page_bytes) + "; it must be a multiple of the " +
-          "system's " + std::to_string(system_page_bytes()) + "-byte page");
-    }
+    require<std::invalid_argument>(
+        page_bytes_ % system_page_bytes() == 0, "page_bytes is ", page_bytes,
+        "; it must be a multiple of the system's ", system_page_bytes(), "-byte page");
     for (int64_t row : region_row_bytes) {
       row_bytes_.push_back(checked_between("row_bytes", row, 1, kMaxRowBytes));
       region_start_.push_back(block_bytes_);
       const size_t region_block = row_bytes_.back() * tokens_per_block_;
-      if (region_block % page_bytes_ != 0) {
-        throw std::invalid_argument(
-            std::to_string(tokens_per_block) + " rows of " + std::to_string(row) +
-            " bytes are not a whole number of " + std::to_string(page_bytes) + "-byte pages");
-      }
+      require<std::invalid_argument>(
+          region_block % page_bytes_ == 0, tokens_per_block, " rows of ", row,
+          " bytes are not a whole number of ", page_bytes, "-byte pages");
       block_bytes_ += region_block;
     }
     const size_t most_blocks = kMaxRangeBytes / block_bytes_;

@@ -12,9 +12,8 @@ namespace quire {
 void Heap::release(int64_t first, int64_t count) {
   checked_run("heap blocks", first, count, geometry_.blocks_per_heap());
   const bool whole = static_cast<size_t>(count) == geometry_.blocks_per_heap();
-  if (!whole && !releases_blocks()) {
-    throw std::logic_error("this system gives back whole heaps only");
-  }
+  require<std::logic_error>(
+      whole || releases_blocks(), "this system gives back whole heaps only");
   release_memory(static_cast<size_t>(first), static_cast<size_t>(count));
 }
 

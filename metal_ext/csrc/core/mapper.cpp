@@ -5,6 +5,8 @@
 #include <system_error>
 #include <utility>
 
+#include "core/checked.h"
+
 // Implements the queue of mapping changes and the thread that makes them.
 namespace quire {
 
@@ -29,9 +31,7 @@ uint64_t Mapper::attempt(std::function<void()> operation) {
 
 bool Mapper::refused(uint64_t ticket) {
   const std::lock_guard lock(mutex_);
-  if (ticket > completed_) {
-    throw std::logic_error("ticket " + std::to_string(ticket) + " is not completed");
-  }
+  require<std::logic_error>(ticket <= completed_, "ticket ", ticket, " is not completed");
   return refused_.erase(ticket) > 0;
 }
 

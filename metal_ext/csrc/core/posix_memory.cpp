@@ -13,6 +13,8 @@
 #include <string>
 #include <system_error>
 
+#include "core/checked.h"
+
 #if defined(__linux__) && !defined(MADV_POPULATE_WRITE)
 #define MADV_POPULATE_WRITE 23  // since Linux 5.14; older headers lack it
 #endif
@@ -23,8 +25,7 @@ namespace {
 
 [[noreturn]] void fail(const char* call, size_t bytes) {
   const int code = errno;  // saved before another call changes it
-  throw std::system_error(
-      code, std::generic_category(), std::string(call) + " of " + std::to_string(bytes) + " bytes");
+  throw std::system_error(code, std::generic_category(), message(call, " of ", bytes, " bytes"));
 }
 
 void map_fixed(void* address, size_t bytes, int protection, int flags, int fd, size_t offset) {
@@ -42,8 +43,7 @@ size_t pages_below() {
 int open_unlinked_object() {
   // On a Mac, names of shared memory hold at most 31 characters, and all processes share them.
   static std::atomic<unsigned> serial{0};
-  const std::string name =
-      "/quire." + std::to_string(getpid()) + "." + std::to_string(serial.fetch_add(1));
+  const std::string name = message("/quire.", getpid(), ".", serial.fetch_add(1));
   const int fd = shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL, S_IRUSR | S_IWUSR);
   if (fd >= 0) {
     shm_unlink(name.c_str());

@@ -35,13 +35,11 @@ class RowTable {
 
   // Throws std::out_of_range for unmapped rows, std::invalid_argument if geometries differ.
   explicit RowTable(std::vector<Segment> segments) : segments_(std::move(segments)) {
-    if (segments_.empty()) {
-      throw std::invalid_argument("a row table needs at least one segment");
-    }
+    require<std::invalid_argument>(
+        !segments_.empty(), "a row table needs at least one segment");
     for (const Segment& segment : segments_) {
-      if (!(segment.range->geometry() == geometry())) {
-        throw std::invalid_argument("the ranges of a row table must have one geometry");
-      }
+      require<std::invalid_argument>(segment.range->geometry() == geometry(),
+                                     "the ranges of a row table must have one geometry");
       checked_run(
           "segment of mapped tokens", segment.start, segment.count, segment.range->mapped_tokens());
       // Kernels of a GPU count positions in 32 bits.
@@ -49,9 +47,8 @@ class RowTable {
       const auto block = segment.range->first_read_only(
           static_cast<size_t>(segment.start), static_cast<size_t>(segment.count));
       if (block && read_only_.empty()) {
-        read_only_ = "segment [" + std::to_string(segment.start) + ", " +
-                     std::to_string(segment.start) + " + " + std::to_string(segment.count) +
-                     ") cannot be written: block " + std::to_string(*block) + " is read-only";
+        read_only_ = message("segment [", segment.start, ", ", segment.start, " + ", segment.count,
+                             ") cannot be written: block ", *block, " is read-only");
       }
       checked_between(
           "number of rows", static_cast<int64_t>(rows_.size()) + segment.count, 1, kMaxRows);
@@ -67,9 +64,7 @@ class RowTable {
 
   // Throws std::out_of_range with the name of the first segment that has read-only rows.
   void require_writable() const {
-    if (!read_only_.empty()) {
-      throw std::out_of_range(read_only_);
-    }
+    require<std::out_of_range>(read_only_.empty(), read_only_);
   }
 
  private:

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 
 #include "core/checked.h"
@@ -39,11 +38,9 @@ StateMemory::~StateMemory() {
 std::byte* StateMemory::pages_at(int64_t offset, int64_t bytes) const {
   checked_run("bytes of the memory", offset, bytes, bytes_);
   const auto page = static_cast<int64_t>(system_page_bytes());
-  if (offset % page != 0 || bytes % page != 0) {
-    throw std::invalid_argument(
-        "[" + std::to_string(offset) + ", " + std::to_string(offset) + " + " +
-        std::to_string(bytes) + ") is not in whole pages of " + std::to_string(page) + " bytes");
-  }
+  require<std::invalid_argument>(
+      offset % page == 0 && bytes % page == 0, "[", offset, ", ", offset, " + ", bytes,
+      ") is not in whole pages of ", page, " bytes");
   return address_ + offset;
 }
 
@@ -58,9 +55,7 @@ size_t StateMemory::committed(int64_t offset, int64_t bytes) const {
 StateRows::StateRows(
     const std::vector<StateSegment>& segments, std::vector<std::shared_ptr<StateMemory>> memories)
     : memories_(std::move(memories)), room_(StateMemory::kMaxBytes) {
-  if (segments.empty()) {
-    throw std::invalid_argument("rows of states need at least one segment");
-  }
+  require<std::invalid_argument>(!segments.empty(), "rows of states need at least one segment");
   for (const StateSegment& segment : segments) {
     add(segment);
   }
@@ -79,17 +74,15 @@ std::byte* StateRows::slot(int64_t address) {
       return memory->address() + (at - base);
     }
   }
-  throw std::out_of_range("address is " + std::to_string(address) +
-                          "; it must be a multiple of 4 inside one of the memories");
+  throw std::out_of_range(message(
+      "address is ", address, "; it must be a multiple of 4 inside one of the memories"));
 }
 
 void StateRows::add(const StateSegment& segment) {
   checked_between("count", segment.count, 1, kMaxRows - static_cast<int64_t>(rows_));
-  if (segment.writes.empty() || segment.writes.back().rows != segment.count) {
-    throw std::invalid_argument(
-        "the last write of a segment must be after all of its " + std::to_string(segment.count) +
-        " rows");
-  }
+  require<std::invalid_argument>(
+      !segment.writes.empty() && segment.writes.back().rows == segment.count,
+      "the last write of a segment must be after all of its ", segment.count, " rows");
   const size_t segment_first = rows_;
   const std::byte* const read = segment.read == 0 ? nullptr : slot(segment.read);
   const std::byte* from = read;

@@ -1,7 +1,6 @@
 #include "core/thread_pool.h"
 
 #include <chrono>
-#include <string>
 #include <system_error>
 
 #include "core/checked.h"
@@ -49,7 +48,7 @@ ThreadPool::ThreadPool(int64_t threads) {
     }
   } catch (const std::system_error& refused) {
     stop();
-    throw std::system_error(refused.code(), "starting " + std::to_string(total) + " threads");
+    throw std::system_error(refused.code(), message("starting ", total, " threads"));
   }
 }
 

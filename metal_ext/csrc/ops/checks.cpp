@@ -3,8 +3,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "cpu/kernels.h"
-
 // Implements the argument checks of operations over K and V.
 namespace quire::ops {
 namespace {
@@ -16,38 +14,22 @@ size_t checked_block(const char* name, const AddressRange& range, int64_t block)
   return static_cast<size_t>(block);
 }
 
-cpu::KVType kv_type_of(mx::Dtype type) {
-  if (type == mx::bfloat16) {
-    return cpu::KVType::bfloat16;
-  }
-  if (type == mx::float32) {
-    return cpu::KVType::float32;
-  }
-  throw std::invalid_argument("the CPU backend keeps K and V as bfloat16 or float32");
-}
-
 }  // namespace
 
 void check_rows_shape(const char* name, const mx::array& x) {
-  if (x.ndim() != 3) {
-    throw std::invalid_argument(
-        std::string(name) + " has " + std::to_string(x.ndim()) +
-        " dimensions; it must be [rows, heads, head_dim]");
-  }
+  require<std::invalid_argument>(
+      x.ndim() == 3, name, " has ", x.ndim(), " dimensions; it must be [rows, heads, head_dim]");
 }
 
 void check_row_count(const char* name, const mx::array& x, const RowTable& rows) {
-  if (static_cast<size_t>(x.shape(0)) != rows.rows().size()) {
-    throw std::invalid_argument(
-        std::string(name) + " has " + std::to_string(x.shape(0)) + " rows; the row table has " +
-        std::to_string(rows.rows().size()));
-  }
+  require<std::invalid_argument>(
+      static_cast<size_t>(x.shape(0)) == rows.rows().size(), name, " has ", x.shape(0),
+      " rows; the row table has ", rows.rows().size());
 }
 
 void check_same_shape(const mx::array& keys, const mx::array& values) {
-  if (keys.shape() != values.shape()) {
-    throw std::invalid_argument("keys and values have different shapes");
-  }
+  require<std::invalid_argument>(
+      keys.shape() == values.shape(), "keys and values have different shapes");
 }
 
 void check_projected(
@@ -56,9 +38,8 @@ void check_projected(
   check_same_shape(keys, values);
   check_row_count("queries", queries, rows);
   check_row_count("keys", keys, rows);
-  if (queries.shape(2) != keys.shape(2)) {
-    throw std::invalid_argument("queries and keys have a different head_dim");
-  }
+  require<std::invalid_argument>(
+      queries.shape(2) == keys.shape(2), "queries and keys have a different head_dim");
 }
 
 void check_heads(
@@ -68,21 +49,15 @@ void check_heads(
   checked_between("value_region", layer.value_region, 0, last);
   checked_between("query_heads", query_heads, 1, cpu::kMaxQueryHeads);
   checked_between("kv_heads", kv_heads, 1, query_heads);
-  if (query_heads % kv_heads != 0) {
-    throw std::invalid_argument(
-        std::to_string(query_heads) + " query heads cannot share " + std::to_string(kv_heads) +
-        " KV heads evenly");
-  }
+  require<std::invalid_argument>(query_heads % kv_heads == 0, query_heads,
+                                 " query heads cannot share ", kv_heads, " KV heads evenly");
 }
 
 void check_row_bytes(const Geometry& geometry, const Layer& layer, size_t row_bytes) {
   for (int64_t region : {layer.key_region, layer.value_region}) {
     const size_t row = geometry.row_bytes(static_cast<size_t>(region));
-    if (row != row_bytes) {
-      throw std::invalid_argument(
-          "region " + std::to_string(region) + " has rows of " + std::to_string(row) +
-          " bytes; these heads need " + std::to_string(row_bytes));
-    }
+    require<std::invalid_argument>(row == row_bytes, "region ", region, " has rows of ", row,
+                                   " bytes; these heads need ", row_bytes);
   }
 }
 
@@ -96,11 +71,9 @@ mx::Shape check_view(
   const auto row = static_cast<int64_t>(geometry.row_bytes(static_cast<size_t>(region)));
   checked_between("kv_heads", kv_heads, 1, row);
   checked_between("head_dim", head_dim, 1, row);
-  if (kv_heads * head_dim * static_cast<int64_t>(mx::size_of(type)) != row) {
-    throw std::invalid_argument(
-        "region " + std::to_string(region) + " has rows of " + std::to_string(row) +
-        " bytes; that shape and type do not fill them");
-  }
+  require<std::invalid_argument>(
+      kv_heads * head_dim * static_cast<int64_t>(mx::size_of(type)) == row, "region ", region,
+      " has rows of ", row, " bytes; that shape and type do not fill them");
   return {narrowed<int>("tokens", tokens), narrowed<int>("kv_heads", kv_heads),
           narrowed<int>("head_dim", head_dim)};
 }
@@ -117,16 +90,14 @@ size_t check_block_copy(
     const AddressRange& source, int64_t source_block, const AddressRange& target,
     int64_t target_block, int64_t tokens) {
   const Geometry& geometry = source.geometry();
-  if (!(geometry == target.geometry())) {
-    throw std::invalid_argument("the source and the target have different geometries");
-  }
+  require<std::invalid_argument>(
+      geometry == target.geometry(), "the source and the target have different geometries");
   const size_t most = geometry.tokens_per_block();
   const size_t count = checked_between("tokens", tokens, 1, static_cast<int64_t>(most));
   checked_block("mapped source blocks", source, source_block);
   const size_t to = checked_block("mapped target blocks", target, target_block);
-  if (target.first_read_only(to * most, count)) {
-    throw std::out_of_range("target block " + std::to_string(to) + " is read-only");
-  }
+  require<std::out_of_range>(
+      !target.first_read_only(to * most, count), "target block ", to, " is read-only");
   return count * geometry.block_bytes() / most;
 }
 
@@ -136,7 +107,7 @@ void check_float32(const char* name, const mx::array& x, const mx::Shape& shape)
     for (const int size : shape) {
       sizes.append(sizes.empty() ? "" : ", ").append(std::to_string(size));
     }
-    throw std::invalid_argument(std::string(name) + " must be [" + sizes + "] float32");
+    throw std::invalid_argument(message(name, " must be [", sizes, "] float32"));
   }
 }
 
@@ -148,31 +119,31 @@ void check_norms(const std::optional<QKNorms>& norms, int head_dim) {
 }
 
 void check_on_host(const AddressRange& range) {
-  if (dynamic_cast<const HostRange*>(&range) == nullptr) {
-    throw std::invalid_argument(
-        "the range's memory is a device's: rows of it are made by its MetalKVBackend");
-  }
+  require<std::invalid_argument>(
+      dynamic_cast<const HostRange*>(&range) != nullptr,
+      "the range's memory is a device's: rows of it are made by its MetalKVBackend");
 }
 
 void check_rows_array(const char* name, const mx::array& x) {
   check_rows_shape(name, x);
-  if (x.dtype() != mx::float32 && x.dtype() != mx::bfloat16) {
-    throw std::invalid_argument(std::string(name) + " must be float32 or bfloat16 on the CPU");
-  }
+  require<std::invalid_argument>(x.dtype() == mx::float32 || x.dtype() == mx::bfloat16, name,
+                                 " must be float32 or bfloat16 on the CPU");
 }
 
 cpu::HeadShape check_layer(
     const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads,
     int64_t head_dim) {
   check_heads(geometry, layer, query_heads, kv_heads);
-  if (head_dim < 1 || !cpu::supports_head_dim(static_cast<size_t>(head_dim))) {
-    throw std::invalid_argument(
-        "head_dim is " + std::to_string(head_dim) +
-        "; the CPU kernels are built for 32, 64, 128 and 256");
-  }
+  require<std::invalid_argument>(
+      cpu::supports_head_dim(static_cast<size_t>(head_dim)), "head_dim is ", head_dim,
+      "; the CPU kernels are built for 32, 64, 128 and 256");
+  require<std::invalid_argument>(
+      layer.type == mx::bfloat16 || layer.type == mx::float32,
+      "the CPU backend keeps K and V as bfloat16 or float32");
   const cpu::HeadShape shape{
       static_cast<size_t>(query_heads), static_cast<size_t>(kv_heads),
-      static_cast<size_t>(head_dim), kv_type_of(layer.type)};
+      static_cast<size_t>(head_dim),
+      layer.type == mx::bfloat16 ? cpu::KVType::bfloat16 : cpu::KVType::float32};
   check_row_bytes(geometry, layer, shape.row_bytes());
   return shape;
 }

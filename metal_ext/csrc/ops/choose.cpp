@@ -197,9 +197,9 @@ struct ChooseTokens {
 std::pair<mx::array, mx::array> choose_tokens(
     const mx::array& raw, const mx::array& adjusted, const mx::array& choices,
     const Workers& workers) {
-  if (raw.dtype() != mx::float32 || raw.ndim() != 2 || raw.size() == 0) {
-    throw std::invalid_argument("raw must be float32 [rows, vocabulary]");
-  }
+  require<std::invalid_argument>(
+      raw.dtype() == mx::float32 && raw.ndim() == 2 && raw.size() > 0,
+      "raw must be float32 [rows, vocabulary]");
   check_float32("adjusted", adjusted, raw.shape());
   check_float32("choices", choices, {raw.shape(0), kChoiceNumbers});
   std::vector<mx::array> in{row_by_row(raw), row_by_row(choices)};

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "ops/checks.h"
@@ -31,10 +30,8 @@ constexpr int64_t kMaxTailRows = 7;
 
 void check_dim(const char* name, int64_t dim) {
   checked_between(name, dim, kDimStep, kMaxDim);
-  if (dim % kDimStep != 0) {
-    throw std::invalid_argument(
-        std::string(name) + " is " + std::to_string(dim) + "; it must be a multiple of 16");
-  }
+  require<std::invalid_argument>(
+      dim % kDimStep == 0, name, " is ", dim, "; it must be a multiple of 16");
 }
 
 // Rows [T, n] of an array with any row stride. Rows whose numbers are not adjacent are copied.
@@ -252,11 +249,8 @@ void DeltaShape::check() const {
   check_dim("key_dim", key_dim);
   check_dim("value_dim", value_dim);
   checked_between("tail_rows", tail_rows, 1, kMaxTailRows);
-  if (value_heads % key_heads != 0) {
-    throw std::invalid_argument(
-        std::to_string(value_heads) + " value heads cannot share " + std::to_string(key_heads) +
-        " key heads evenly");
-  }
+  require<std::invalid_argument>(value_heads % key_heads == 0, value_heads,
+                                 " value heads cannot share ", key_heads, " key heads evenly");
 }
 
 GatedDelta::GatedDelta(
@@ -284,17 +278,13 @@ void check_delta(
   const size_t widths[] = {shape.conv_width(), shape.values_width(), heads, heads};
   for (size_t i = 0; i < arrays.size(); ++i) {
     const mx::array& x = arrays[i];
-    if (x.ndim() != 2 || static_cast<size_t>(x.shape(0)) != rows ||
-        static_cast<size_t>(x.shape(1)) != widths[i]) {
-      throw std::invalid_argument(
-          std::string(kNames[i]) + " must be [" + std::to_string(rows) + ", " +
-          std::to_string(widths[i]) + "], a row for each of the states' rows");
-    }
+    require<std::invalid_argument>(
+        x.ndim() == 2 && static_cast<size_t>(x.shape(0)) == rows &&
+            static_cast<size_t>(x.shape(1)) == widths[i],
+        kNames[i], " must be [", rows, ", ", widths[i], "], a row for each of the states' rows");
   }
-  if (offset % static_cast<int64_t>(sizeof(float)) != 0) {
-    throw std::invalid_argument(
-        "offset is " + std::to_string(offset) + "; it must be a multiple of 4");
-  }
+  require<std::invalid_argument>(offset % static_cast<int64_t>(sizeof(float)) == 0, "offset is ",
+                                 offset, "; it must be a multiple of 4");
 }
 
 std::pair<mx::array, mx::array> gated_delta(
@@ -305,9 +295,8 @@ std::pair<mx::array, mx::array> gated_delta(
   rows->require_room(offset, shape.state_bytes() + shape.tail_bytes(sizeof(float)));
   check_delta(shape, {qkv, z, a, b}, rows->size(), offset);
   for (const mx::array& x : {qkv, z, a, b}) {
-    if (x.dtype() != mx::float32) {
-      throw std::invalid_argument("qkv, z, a and b must be float32 on the CPU");
-    }
+    require<std::invalid_argument>(
+        x.dtype() == mx::float32, "qkv, z, a and b must be float32 on the CPU");
   }
   const auto results = mx::array::make_arrays(
       {token.shape(), z.shape()}, {token.dtype(), mx::float32},

@@ -22,18 +22,16 @@ namespace {
 // The most bytes that a packed layer may have. An address range may have as many (core/geometry.h).
 constexpr size_t kMaxPackedBytes = size_t{1} << 46;
 
-std::invalid_argument cannot(const std::string& what) {
-  return std::invalid_argument("a linear layer cannot be packed: " + what);
+// Throws std::invalid_argument with the joined parts unless `packs`.
+template <class... Parts>
+void require_that(bool packs, const Parts&... parts) {
+  require<std::invalid_argument>(packs, "a linear layer cannot be packed: ", parts...);
 }
 
 cpu::StoredNumber number_of(mx::Dtype dtype) {
-  if (dtype == mx::bfloat16) {
-    return cpu::StoredNumber::bfloat16;
-  }
-  if (dtype != mx::float32 && dtype != mx::float16) {
-    throw cannot("its numbers are neither float32 nor bfloat16 nor float16");
-  }
-  return cpu::StoredNumber::float32;
+  require_that(dtype == mx::bfloat16 || dtype == mx::float32 || dtype == mx::float16,
+               "its numbers are neither float32 nor bfloat16 nor float16");
+  return dtype == mx::bfloat16 ? cpu::StoredNumber::bfloat16 : cpu::StoredNumber::float32;
 }
 
 cpu::StoredKind kind_of(size_t inputs, const MatrixKind& its) {
@@ -41,59 +39,46 @@ cpu::StoredKind kind_of(size_t inputs, const MatrixKind& its) {
   if (its.bits == 0) {
     return {outputs, number_of(its.numbers)};
   }
-  if (its.bits < 1 || its.bits > 8 || its.bits == 7) {
-    throw cannot("a code has 1 to 6 or 8 bits, not " + std::to_string(its.bits));
-  }
-  if (its.group != 32 && its.group != 64 && its.group != 128) {
-    throw cannot("a group has 32, 64 or 128 inputs, not " + std::to_string(its.group));
-  }
+  require_that(its.bits >= 1 && its.bits <= 8 && its.bits != 7,
+               "a code has 1 to 6 or 8 bits, not ", its.bits);
+  require_that(its.group == 32 || its.group == 64 || its.group == 128,
+               "a group has 32, 64 or 128 inputs, not ", its.group);
   const bool floats = its.numbers == mx::uint8;
-  if (floats && (its.bits != 4 || its.group != 32)) {
-    throw cannot("floats of 4 bits stand in groups of 32");
-  }
+  require_that(!floats || (its.bits == 4 && its.group == 32),
+               "floats of 4 bits stand in groups of 32");
   const auto group = static_cast<size_t>(its.group);
-  if (inputs % group != 0) {
-    throw cannot("its inputs are no whole groups");
-  }
+  require_that(inputs % group == 0, "its inputs are no whole groups");
   return {outputs, floats ? cpu::StoredNumber::exponents : number_of(its.numbers),
           static_cast<size_t>(its.bits), group};
 }
 
 size_t inputs_of(const mx::array& weight, const std::optional<CodeGroups>& codes) {
-  if (weight.ndim() != 2 || weight.shape(0) < 1 || weight.shape(1) < 1) {
-    throw cannot("a weight is not [outputs, inputs]");
-  }
+  require_that(weight.ndim() == 2 && weight.size() > 0, "a weight is not [outputs, inputs]");
   const auto columns = static_cast<size_t>(weight.shape(1));
   if (!codes || codes->bits < 1) {
     return columns;
   }
-  if (weight.dtype() != mx::uint32) {
-    throw cannot("codes are uint32 words");
-  }
+  require_that(weight.dtype() == mx::uint32, "codes are uint32 words");
   return columns * 32 / static_cast<size_t>(codes->bits);
 }
 
 cpu::StoredKind checked_kind(
     const mx::array& weight, const std::optional<CodeGroups>& codes, size_t inputs) {
-  if (inputs_of(weight, codes) != inputs) {
-    throw cannot("its parts differ in inputs");
-  }
+  require_that(inputs_of(weight, codes) == inputs, "its parts differ in inputs");
   if (!codes) {
     return kind_of(inputs, {weight.shape(0), weight.dtype(), 0, 0});
   }
-  if (codes->bits == 0) {
-    throw cannot("a code has 1 to 6 or 8 bits, not 0");
-  }
+  require_that(codes->bits != 0, "a code has 1 to 6 or 8 bits, not 0");
   const mx::array& scales = codes->scales;
   const cpu::StoredKind kind =
       kind_of(inputs, {weight.shape(0), scales.dtype(), codes->bits, codes->group});
   const mx::Shape expected{weight.shape(0), narrowed<int>("groups", inputs / kind.group)};
   const bool floats = kind.numbers == cpu::StoredNumber::exponents;
   const std::optional<mx::array>& biases = codes->biases;
-  if (scales.shape() != expected || biases.has_value() == floats ||
-      (biases && (biases->shape() != expected || biases->dtype() != scales.dtype()))) {
-    throw cannot("its scales and biases do not fit its codes");
-  }
+  require_that(
+      scales.shape() == expected && biases.has_value() != floats &&
+          (!biases || (biases->shape() == expected && biases->dtype() == scales.dtype())),
+      "its scales and biases do not fit its codes");
   return kind;
 }
 
@@ -102,9 +87,8 @@ cpu::LinearShape checked_shape(
   const cpu::LinearShape shape = cpu::joined_shape(inputs, kinds);
   narrowed<int>("outputs", shape.outputs);
   narrowed<int>("inputs", inputs);
-  if (shape.panels() > kMaxPackedBytes / shape.panel_bytes() / count) {
-    throw cannot("it has more than 2^46 bytes");
-  }
+  require_that(shape.panels() <= kMaxPackedBytes / shape.panel_bytes() / count,
+               "it has more than 2^46 bytes");
   return shape;
 }
 
@@ -122,12 +106,9 @@ std::optional<CodeGroups> groups_of(const Codes& codes, size_t i) {
 // Returns the number of inputs, and the stored form of each weight.
 std::pair<size_t, std::vector<cpu::StoredKind>> checked_kinds(
     const std::vector<mx::array>& weights, const Codes& codes) {
-  if (weights.empty()) {
-    throw cannot("it has no weights");
-  }
-  if (!codes.empty() && codes.size() != weights.size()) {
-    throw cannot("there are codes for every weight, or for none");
-  }
+  require_that(!weights.empty(), "it has no weights");
+  require_that(codes.empty() || codes.size() == weights.size(),
+               "there are codes for every weight, or for none");
   const size_t inputs = inputs_of(weights[0], groups_of(codes, 0));
   std::vector<cpu::StoredKind> kinds;
   for (size_t i = 0; i < weights.size(); ++i) {
@@ -138,9 +119,8 @@ std::pair<size_t, std::vector<cpu::StoredKind>> checked_kinds(
 
 // Returns a stack [experts, outputs, inputs] as one matrix.
 mx::array below_each_other(const mx::array& x, int experts) {
-  if (x.ndim() != 3 || x.shape(0) != experts || experts < 1) {
-    throw cannot("its parts are not [experts, outputs, inputs], of as many experts each");
-  }
+  require_that(x.ndim() == 3 && x.shape(0) == experts && experts > 0,
+               "its parts are not [experts, outputs, inputs], of as many experts each");
   narrowed<int>("outputs of all experts", int64_t{x.shape(0)} * x.shape(1));
   return mx::flatten(x, 0, 1);
 }
@@ -186,8 +166,8 @@ PackedLayers::PackedLayers(const cpu::LinearShape& shape, size_t count)
   void* const memory =
       mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
-    throw std::system_error(errno, std::generic_category(),
-                            "mmap of " + std::to_string(bytes_) + " bytes for weights");
+    throw std::system_error(
+        errno, std::generic_category(), message("mmap of ", bytes_, " bytes for weights"));
   }
 #ifdef __linux__
   madvise(memory, bytes_, MADV_HUGEPAGE);  // may fail: small pages are only a little slower
@@ -198,9 +178,7 @@ PackedLayers::PackedLayers(const cpu::LinearShape& shape, size_t count)
 PackedLayers::~PackedLayers() { munmap(data_, bytes_); }
 
 size_t packed_bytes(int64_t inputs, const std::vector<MatrixKind>& matrices) {
-  if (matrices.empty()) {
-    throw cannot("it has no weights");
-  }
+  require_that(!matrices.empty(), "it has no weights");
   const size_t count = checked_between("inputs", inputs, 1, INT32_MAX);
   std::vector<cpu::StoredKind> kinds;
   for (const MatrixKind& its : matrices) {
@@ -221,9 +199,7 @@ std::shared_ptr<PackedLinear> pack_linear(
 
 std::shared_ptr<PackedExperts> pack_experts(
     const std::vector<mx::array>& weights, const Codes& codes, const Workers& workers) {
-  if (weights.empty()) {
-    throw cannot("it has no weights");
-  }
+  require_that(!weights.empty(), "it has no weights");
   const int experts = weights[0].ndim() == 3 ? weights[0].shape(0) : 0;
   const auto flat = [&](const mx::array& x) { return below_each_other(x, experts); };
   std::vector<mx::array> rows;

@@ -1,10 +1,10 @@
 #pragma once
 
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
+#include "core/checked.h"
 #include "mlx/allocator.h"
 #include "mlx/array.h"
 #include "mlx/backend/cpu/encoder.h"
@@ -27,10 +27,9 @@ constexpr size_t whole_lines(size_t floats) { return cpu::rounded_up(floats, kLi
 // Allocates a result. Throws std::runtime_error if memory is short, which MLX does not check.
 inline void allocate(mx::array& result) {
   mx::allocator::Data memory = mx::allocator::malloc(result.nbytes());
-  if (memory.buffer().ptr() == nullptr) {
-    throw std::runtime_error(
-        "the system has no memory for a result of " + std::to_string(result.nbytes()) + " bytes");
-  }
+  require<std::runtime_error>(memory.buffer().ptr() != nullptr,
+                              "the system has no memory for a result of ", result.nbytes(),
+                              " bytes");
   result.set_data(std::move(memory));
 }
 
@@ -71,10 +70,9 @@ class CpuPrimitive : public mx::Primitive {
   bool gives_rows() const { return gives_rows_; }
 
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error(
-        std::string(name_) +
-        " has rows on the CPU, but a GPU stream: run the model on the CPU "
-        "(mlx.core.set_default_device(mlx.core.cpu))");
+    throw std::runtime_error(message(
+        name_, " has rows on the CPU, but a GPU stream: run the model on the CPU "
+               "(mlx.core.set_default_device(mlx.core.cpu))"));
   }
 
  private:

@@ -64,9 +64,8 @@ mx::array region_view(
 }
 
 mx::array uncounted(const mx::array& array, bool transposable) {
-  if (!array.is_available()) {
-    throw std::invalid_argument("an array has an alias only when it is evaluated");
-  }
+  require<std::invalid_argument>(
+      array.is_available(), "an array has an alias only when it is evaluated");
   // With a data_size of 1, arithmetic by element would take the alias for a scalar. Without the
   // flag `contiguous`, MLX goes by shape and strides. A transposed view keeps `row_contiguous`, so
   // an alias that may be transposed has it only if its elements are in order in both directions.

@@ -173,21 +173,18 @@ const float* row_as_floats(
 RopeTable::RopeTable(std::vector<double> its_frequencies, double its_magnitude)
     : frequencies(std::move(its_frequencies)), magnitude(its_magnitude) {
   const bool fits = !frequencies.empty() && frequencies.size() <= kMaxFrequencies;
-  if (!fits || !std::ranges::all_of(frequencies, [](double x) { return std::isfinite(x); })) {
-    throw std::invalid_argument(
-        "frequencies must be numbers, 1 to " + std::to_string(kMaxFrequencies) + " of them");
-  }
-  if (!(magnitude > 0.0 && std::isfinite(magnitude))) {
-    throw std::invalid_argument("magnitude must be a positive number");
-  }
+  require<std::invalid_argument>(
+      fits && std::ranges::all_of(frequencies, [](double x) { return std::isfinite(x); }),
+      "frequencies must be numbers, 1 to ", kMaxFrequencies, " of them");
+  require<std::invalid_argument>(
+      magnitude > 0.0 && std::isfinite(magnitude), "magnitude must be a positive number");
 }
 
 void RopeTable::check_head_dim(int head_dim) const {
-  if (2 * frequencies.size() > static_cast<size_t>(head_dim)) {
-    throw std::invalid_argument(
-        std::to_string(frequencies.size()) + " frequencies do not turn heads of " +
-        std::to_string(head_dim) + " dimensions: there may be one for each two");
-  }
+  require<std::invalid_argument>(
+      2 * frequencies.size() <= static_cast<size_t>(head_dim), frequencies.size(),
+      " frequencies do not turn heads of ", head_dim,
+      " dimensions: there may be one for each two");
 }
 
 mx::array append(
@@ -236,9 +233,8 @@ std::pair<mx::array, mx::array> project_append(
   if (angles) {
     const bool fits = angles->ndim() == 2 && angles->shape(0) == queries.shape(0) &&
                       angles->shape(1) > 0 && angles->shape(1) <= dims && angles->shape(1) % 2 == 0;
-    if (angles->dtype() != mx::float32 || !fits) {
-      throw std::invalid_argument("angles do not fit the rows, or are no float32");
-    }
+    require<std::invalid_argument>(angles->dtype() == mx::float32 && fits,
+                                   "angles do not fit the rows, or are no float32");
     turning = static_cast<size_t>(angles->shape(1));
     in.push_back(row_by_row(*angles));
   }

@@ -231,10 +231,10 @@ TEST("heaps and ranges of different backends do not mix") {
   const auto range = bench.kv_backend->new_range();
   const auto foreign_heap = other->new_heap();
   SparseRange host_range(small_geometry(Kind::sparse));
-  CHECK(throws<std::invalid_argument>("not of one backend", [&] {
+  CHECK(throws<std::invalid_argument>("not of this backend", [&] {
     range->map(foreign_heap, 0, 0, 1, true);
   }));
-  CHECK(throws<std::invalid_argument>("not of one backend", [&] {
+  CHECK(throws<std::invalid_argument>("not of this backend", [&] {
     range->map(std::make_shared<SharedHeap>(small_geometry(Kind::sparse)), 0, 0, 1, true);
   }));
   CHECK(throws<std::invalid_argument>("not of this backend", [&] { other->own(*range); }));

@@ -2,19 +2,18 @@
 
 #include <cstring>
 #include <stdexcept>
-#include <string>
+
+#include "core/checked.h"
 
 // Implements two kinds of GPU memory that need no mappings: paged and dense.
 namespace quire::metal {
 
 void require_equal_rows(const Geometry& geometry) {
   for (size_t region = 1; region < geometry.regions(); ++region) {
-    if (geometry.row_bytes(region) != geometry.row_bytes(0)) {
-      throw std::invalid_argument(
-          "the paged backend needs rows of one length, but region 0 has " +
-          std::to_string(geometry.row_bytes(0)) + " bytes per row and region " +
-          std::to_string(region) + " has " + std::to_string(geometry.row_bytes(region)));
-    }
+    require<std::invalid_argument>(
+        geometry.row_bytes(region) == geometry.row_bytes(0),
+        "the paged backend needs rows of one length, but region 0 has ", geometry.row_bytes(0),
+        " bytes per row and region ", region, " has ", geometry.row_bytes(region));
   }
 }
 
@@ -60,11 +59,9 @@ void PagedRange::copy(DeviceRange& source, size_t source_block, size_t block, si
 
 std::vector<uint64_t> PagedRange::page_addresses(size_t blocks) const {
   const std::lock_guard books(context()->books);
-  if (blocks * geometry().tokens_per_block() > mapped_tokens()) {
-    throw std::logic_error(
-        "a page table of " + std::to_string(blocks) + " blocks was asked for; " +
-        std::to_string(mapped_tokens() / geometry().tokens_per_block()) + " are mapped");
-  }
+  const size_t mapped = mapped_tokens() / geometry().tokens_per_block();
+  require<std::logic_error>(blocks <= mapped, "a page table of ", blocks,
+                            " blocks was asked for; ", mapped, " are mapped");
   std::vector<uint64_t> addresses(blocks);
   for (size_t b = 0; b < blocks; ++b) {
     addresses[b] = static_cast<const ExtentHeap&>(*place(b).heap).block_address(place(b).block);
@@ -72,20 +69,12 @@ std::vector<uint64_t> PagedRange::page_addresses(size_t blocks) const {
   return addresses;
 }
 
-void require_one_block(const Geometry& geometry) {
-  if (geometry.blocks_per_range() != 1 || geometry.blocks_per_heap() != 1) {
-    throw std::invalid_argument("a dense range is one block, and so is its heap");
-  }
-}
-
 Arena::Arena(Context& context, size_t slices, size_t max_buffer_bytes) : slices_(slices) {
   const size_t slice = context.geometry.range_bytes();
-  if (slices == 0 || slice > max_buffer_bytes / slices) {
-    throw std::runtime_error(
-        "the dense backend needs one buffer for " + std::to_string(slices) + " sequences of " +
-        std::to_string(slice) + " bytes, but a buffer has " + std::to_string(max_buffer_bytes) +
-        " at most; fewer sequences or a smaller maximum context are needed");
-  }
+  require<std::runtime_error>(
+      slices > 0 && slice <= max_buffer_bytes / slices, "the dense backend needs one buffer for ",
+      slices, " sequences of ", slice, " bytes, but a buffer has ", max_buffer_bytes,
+      " at most; fewer sequences or a smaller maximum context are needed");
   buffer_ = make_shared_buffer(context.device.get(), slices * slice);
   context.residency.add(buffer_.get(), slices * slice);
 }
@@ -104,20 +93,12 @@ std::byte* ArenaRange::region(size_t index) const {
 
 uint64_t ArenaRange::row_base(size_t) const {
   const auto heap = slice();
-  if (heap == nullptr) {
-    throw std::logic_error("a dense range without a slice has no rows");
-  }
+  require<std::logic_error>(heap != nullptr, "a dense range without a slice has no rows");
   return static_cast<const ArenaHeap&>(*heap).offset();
 }
 
 BufferPlace ArenaRange::view(size_t region) const {
   return {arena_->buffer(), row_base(0) + geometry().range_region_offset(region)};
-}
-
-void ArenaRange::check_writable(bool writable) const {
-  if (!writable) {
-    throw std::invalid_argument("a dense range shares nothing, so that it is always writable");
-  }
 }
 
 bool ArenaRange::attach(const Run&) {

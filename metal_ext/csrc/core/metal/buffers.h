@@ -101,14 +101,11 @@ class ArenaRange final : public DeviceRange {
   bool attach(const Run& run) override;
   void detach(size_t, size_t) override {}
   void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) override;
-  void check_writable(bool writable) const override;
 
  private:
   std::shared_ptr<DeviceHeap> slice() const;
 
   const std::shared_ptr<Arena> arena_;
 };
-
-void require_one_block(const Geometry& geometry);
 
 }  // namespace quire::metal

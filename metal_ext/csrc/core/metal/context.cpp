@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "core/checked.h"
 #include "core/metal/sparse.h"
 
 // Implements what heaps and ranges share: the check of the device, and pauses between steps.
@@ -16,10 +17,8 @@ Capabilities require_all(MTL::Device* device, Kind kind) {
   for (const std::string& what : found.missing_for(kind)) {
     list += (list.empty() ? "" : "; ") + what;
   }
-  if (!list.empty()) {
-    throw std::runtime_error(
-        "the GPU " + found.name + " cannot run the " + name_of(kind) + " backend: " + list);
-  }
+  require<std::runtime_error>(list.empty(), "the GPU ", found.name, " cannot run the ",
+                              name_of(kind), " backend: ", list);
   return found;
 }
 
@@ -66,9 +65,21 @@ Epochs::Pause Context::mapping_point(const char* what) {
 }
 
 void Context::require_running() const {
-  if (ended) {
-    throw std::logic_error("the backend has been shut down");
+  require<std::logic_error>(!ended, "the backend has been shut down");
+}
+
+void Context::wait_for(uint64_t epoch, const char* what) {
+  if (!epochs.wait(epoch, health.timeout())) {
+    health.time_out(message("epoch ", epoch, ", before ", what));
   }
+}
+
+DeviceHeap& Context::own(Heap& heap) const {
+  auto* const device_heap = dynamic_cast<DeviceHeap*>(&heap);
+  require<std::invalid_argument>(
+      device_heap != nullptr && device_heap->context().get() == this,
+      "the heap is not of this backend");
+  return *device_heap;
 }
 
 }  // namespace quire::metal

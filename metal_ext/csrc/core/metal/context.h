@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "core/geometry.h"
+#include "core/heap.h"
 #include "core/metal/epochs.h"
 #include "core/metal/gpu.h"
 #include "core/metal/queues.h"
@@ -15,6 +16,7 @@
 namespace quire::metal {
 
 class Bundle;
+class DeviceHeap;
 
 // The objects that all heaps and ranges of one GPU's memory share and keep alive.
 struct Context {
@@ -50,6 +52,10 @@ struct Context {
   Epochs::Pause mapping_point(const char* what);
   // Throws std::logic_error after shutdown. The caller must hold the mutex `books`.
   void require_running() const;
+  // Waits for a step, or records that the device has failed, and throws std::runtime_error.
+  void wait_for(uint64_t epoch, const char* what);
+  // Returns a heap of this memory. Throws std::invalid_argument for another heap.
+  DeviceHeap& own(Heap& heap) const;
 };
 
 }  // namespace quire::metal

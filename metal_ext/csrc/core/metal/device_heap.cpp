@@ -2,24 +2,16 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
+
+#include "core/checked.h"
 
 // Implements the record of a heap's blocks, and allocates and releases a heap's memory.
 namespace quire::metal {
 
-namespace {
-
-[[noreturn]] void refuse(size_t block, const std::string& why) {
-  throw std::logic_error("heap block " + std::to_string(block) + " " + why);
-}
-
-}  // namespace
-
 void BlockLedger::map_writable(size_t first, size_t count, const void* writer) {
   for (size_t b = first; b < first + count; ++b) {
-    if (blocks_[b].mappings > 0) {
-      refuse(b, "is mapped already, so that it can get no writable mapping");
-    }
+    require<std::logic_error>(blocks_[b].mappings == 0, "heap block ", b,
+                              " is mapped already, so that it can get no writable mapping");
   }
   for (size_t b = first; b < first + count; ++b) {
     blocks_[b] = {.mappings = 1, .blank = false, .writer = writer};
@@ -29,14 +21,11 @@ void BlockLedger::map_writable(size_t first, size_t count, const void* writer) {
 
 void BlockLedger::map_read_only(size_t first, size_t count, uint64_t completed_epoch) {
   for (size_t b = first; b < first + count; ++b) {
-    if (blocks_[b].blank) {
-      refuse(b, "holds nothing that could be shared");
-    }
-    if (blocks_[b].written_epoch > completed_epoch) {
-      refuse(
-          b, "cannot be shared: epoch " + std::to_string(blocks_[b].written_epoch) +
-                 ", which writes it, is not complete");
-    }
+    require<std::logic_error>(
+        !blocks_[b].blank, "heap block ", b, " holds nothing that could be shared");
+    require<std::logic_error>(
+        blocks_[b].written_epoch <= completed_epoch, "heap block ", b, " cannot be shared: epoch ",
+        blocks_[b].written_epoch, ", which writes it, is not complete");
   }
   for (size_t b = first; b < first + count; ++b) {
     blocks_[b].sealed = true;
@@ -46,9 +35,7 @@ void BlockLedger::map_read_only(size_t first, size_t count, uint64_t completed_e
 }
 
 void BlockLedger::unmap(size_t block, const void* range) {
-  if (blocks_[block].mappings == 0) {
-    refuse(block, "is not mapped");
-  }
+  require<std::logic_error>(blocks_[block].mappings > 0, "heap block ", block, " is not mapped");
   --blocks_[block].mappings;
   --mappings_;
   if (blocks_[block].writer == range) {
@@ -62,12 +49,10 @@ void BlockLedger::withdraw(size_t first, size_t count) {
 }
 
 void BlockLedger::require_writable(size_t block, const void* writer) const {
-  if (blocks_[block].sealed) {
-    refuse(block, "is sealed: it is never written again");
-  }
-  if (blocks_[block].writer != writer) {
-    refuse(block, "is another range's to write");
-  }
+  require<std::logic_error>(
+      !blocks_[block].sealed, "heap block ", block, " is sealed: it is never written again");
+  require<std::logic_error>(
+      blocks_[block].writer == writer, "heap block ", block, " is another range's to write");
 }
 
 void BlockLedger::write(size_t block, const void* writer, uint64_t epoch) {
@@ -76,11 +61,8 @@ void BlockLedger::write(size_t block, const void* writer, uint64_t epoch) {
 }
 
 void BlockLedger::forget_all() {
-  if (mappings_ > 0) {
-    throw std::logic_error(
-        "a heap cannot be released: " + std::to_string(mappings_) +
-        " mappings of its blocks are left");
-  }
+  require<std::logic_error>(mappings_ == 0, "a heap cannot be released: ", mappings_,
+                            " mappings of its blocks are left");
   std::fill(blocks_.begin(), blocks_.end(), Block{});
 }
 
@@ -112,10 +94,7 @@ void DeviceHeap::release_memory(size_t, size_t) {
   if (committed_ == 0 || !releases()) {
     return;
   }
-  const uint64_t newest = context_->epochs.newest();
-  if (!context_->epochs.wait(newest, context_->health.timeout())) {
-    context_->health.time_out("epoch " + std::to_string(newest) + ", before a heap is released");
-  }
+  context_->wait_for(context_->epochs.newest(), "a heap is released");
   context_->epochs.while_idle(context_->health.timeout(), [this] {
     unmake();
     committed_ = 0;

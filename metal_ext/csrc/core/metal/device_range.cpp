@@ -2,25 +2,19 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
 #include <system_error>
+
+#include "core/checked.h"
 
 // Implements the rules of mapping, use and copying for all kinds of GPU memory.
 namespace quire::metal {
-
-void DeviceRange::wait_for(uint64_t epoch, const char* what) const {
-  if (!context_->epochs.wait(epoch, context_->health.timeout())) {
-    context_->health.time_out("epoch " + std::to_string(epoch) + ", before " + what);
-  }
-}
 
 void DeviceRange::enter(const Run& run) {
   const std::lock_guard books(context_->books);
   context_->require_running();
   for (size_t b = run.block; b < run.block + run.count; ++b) {
-    if (places_[b].heap != nullptr) {
-      throw std::logic_error("block " + std::to_string(b) + " is about to be mapped already");
-    }
+    require<std::logic_error>(
+        places_[b].heap == nullptr, "block ", b, " is about to be mapped already");
   }
   BlockLedger& ledger = run.heap->ledger();
   if (run.writable) {
@@ -64,11 +58,10 @@ void DeviceRange::observe(const Run& run) {
 bool DeviceRange::map_memory(
     const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
     bool writable) {
-  const auto device_heap = std::dynamic_pointer_cast<DeviceHeap>(heap);
-  if (device_heap == nullptr || device_heap->context() != context_) {
-    throw std::invalid_argument("the heap and the range are not of one backend");
+  const std::shared_ptr<DeviceHeap> device_heap(heap, &context_->own(*heap));
+  if (context_->kind == Kind::dense) {
+    require_dense_writable(writable);
   }
-  check_writable(writable);
   context_->health.require();
   const auto point = context_->mapping_point("blocks cannot be mapped");
   const Run run{device_heap, heap_block, block, count, writable};
@@ -101,7 +94,7 @@ void DeviceRange::unmap_memory(size_t block, size_t count) {
     last_used = last_used_;
   }
   // Rule: a block is unmapped only after every step that may use it has completed.
-  wait_for(last_used, "blocks are unmapped");
+  context_->wait_for(last_used, "blocks are unmapped");
   detach(block, count);
   leave(block, count);
 }
@@ -118,15 +111,13 @@ void DeviceRange::note_use(uint64_t epoch, size_t start, size_t count) {
   context_->health.require();
   const std::lock_guard books(context_->books);
   context_->require_running();
-  if (epoch > context_->epochs.newest() || epoch <= context_->epochs.completed()) {
-    throw std::logic_error("epoch " + std::to_string(epoch) + " is not in flight");
-  }
+  require<std::logic_error>(
+      epoch <= context_->epochs.newest() && epoch > context_->epochs.completed(), "epoch ", epoch,
+      " is not in flight");
   // Rule: a step uses only rows whose mapping is complete.
-  if (start + count > mapped_tokens()) {
-    throw std::logic_error(
-        "a step cannot use tokens up to " + std::to_string(start + count) + ": " +
-        std::to_string(mapped_tokens()) + " are mapped");
-  }
+  require<std::logic_error>(
+      start + count <= mapped_tokens(), "a step cannot use tokens up to ", start + count, ": ",
+      mapped_tokens(), " are mapped");
   for (size_t b = first; b < end; ++b) {
     places_[b].heap->ledger().require_writable(places_[b].block, this);
   }
@@ -145,16 +136,14 @@ void DeviceRange::copy_from(
     context_->require_running();
     const Place& from = source.places_.at(source_block);
     const Place& to = places_.at(block);
-    if (!from.observed || !to.observed) {
-      throw std::logic_error("a block without memory cannot be copied");
-    }
-    if (tokens < 1 || tokens > geometry().tokens_per_block()) {
-      throw std::logic_error(std::to_string(tokens) + " tokens of a block cannot be copied");
-    }
+    require<std::logic_error>(
+        from.observed && to.observed, "a block without memory cannot be copied");
+    require<std::logic_error>(tokens >= 1 && tokens <= geometry().tokens_per_block(), tokens,
+                              " tokens of a block cannot be copied");
     to.heap->ledger().require_writable(to.block, this);
     last_used = std::max(from.heap->ledger().written_epoch(from.block), last_used_);
   }
-  wait_for(last_used, "a block is copied");
+  context_->wait_for(last_used, "a block is copied");
   context_->residency.refresh();
   copy(source, source_block, block, tokens);
 }

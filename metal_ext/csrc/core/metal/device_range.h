@@ -71,7 +71,6 @@ class DeviceRange : public AddressRange {
   virtual bool attach(const Run& run) = 0;
   virtual void detach(size_t block, size_t count) = 0;
   virtual void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) = 0;
-  virtual void check_writable(bool) const {}
 
   bool map_memory(
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
@@ -84,7 +83,6 @@ class DeviceRange : public AddressRange {
   const Place& place(size_t block) const { return places_[block]; }
 
  private:
-  void wait_for(uint64_t epoch, const char* what) const;
   void note_use(uint64_t epoch, size_t start, size_t count);
   void enter(const Run& run);
   void leave(size_t block, size_t count);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "core/checked.h"
 #include "core/metal/gpu.h"
 
 // Implements the numbering of steps: starts, waits, pauses and abandoned steps.
@@ -21,9 +22,7 @@ Epochs::Epochs(MTL::Device* device) : event_(make_shared_event(device)) {}
 uint64_t Epochs::start() {
   const std::lock_guard lock(mutex_);
   // Rule: in a backend that maps only between steps, no step starts during a Pause.
-  if (pauses_ > 0) {
-    throw std::logic_error("a step cannot begin before mappings are finished");
-  }
+  require<std::logic_error>(pauses_ == 0, "a step cannot begin before mappings are finished");
   return ++started_;
 }
 
@@ -33,10 +32,9 @@ Epochs::Pause Epochs::pause(const std::string& what) {
     wait(newest, kLateSignal);
   }
   const std::lock_guard lock(mutex_);
-  if (const uint64_t completed = completed_locked(); completed < started_) {
-    throw std::logic_error(
-        what + " while epoch " + std::to_string(completed + 1) + " is in flight");
-  }
+  const uint64_t completed = completed_locked();
+  require<std::logic_error>(
+      completed >= started_, what, " while epoch ", completed + 1, " is in flight");
   ++pauses_;
   return Pause(this);
 }
@@ -58,11 +56,8 @@ uint64_t Epochs::completed() const {
 
 uint64_t Epochs::completed_locked() const {
   const uint64_t signalled = event_->signaledValue();
-  if (signalled > started_) {
-    throw std::logic_error(
-        "epoch " + std::to_string(signalled) + " was signalled, but the newest is " +
-        std::to_string(started_));
-  }
+  require<std::logic_error>(signalled <= started_, "epoch ", signalled,
+                            " was signalled, but the newest is ", started_);
   completed_ = std::max(completed_, signalled);
   while (abandoned_.erase(completed_ + 1) > 0) {
     ++completed_;
@@ -85,9 +80,8 @@ bool Epochs::wait(uint64_t epoch, std::chrono::nanoseconds timeout) const {
 
 void Epochs::abandon(uint64_t epoch) {
   const std::lock_guard lock(mutex_);
-  if (epoch == 0 || epoch > started_) {
-    throw std::logic_error("epoch " + std::to_string(epoch) + " was never started");
-  }
+  require<std::logic_error>(
+      epoch > 0 && epoch <= started_, "epoch ", epoch, " was never started");
   // The event stays as it is: setting it would also complete earlier steps, which may still run.
   if (epoch > completed_locked()) {
     abandoned_.insert(epoch);

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "core/checked.h"
+
 // Implements the test of a GPU's abilities, the record of its failures, and its objects.
 namespace quire::metal {
 
@@ -89,7 +91,7 @@ class Probe {
     for (const Kind kind : kinds) {
       for (const char* selector : selectors) {
         if (object != nullptr && !Ask::answers(object, selector)) {
-          lacks(kind, std::string(whose) + " does not answer " + selector);
+          lacks(kind, message(whose, " does not answer ", selector));
         }
       }
     }
@@ -211,16 +213,13 @@ void Health::fail(const std::string& what) {
 
 void Health::time_out(const std::string& what) {
   const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(timeout_);
-  fail(
-      "the GPU did not finish within " + std::to_string(limit.count()) + " ms: " + what +
-      "; quire must end, and start again with the paged or the dense backend");
+  fail(message("the GPU did not finish within ", limit.count(), " ms: ", what,
+               "; quire must end, and start again with the paged or the dense backend"));
 }
 
 void Health::require() const {
   const std::lock_guard lock(mutex_);
-  if (!failure_.empty()) {
-    throw std::runtime_error(failure_);
-  }
+  quire::require<std::runtime_error>(failure_.empty(), failure_);
 }
 
 std::string Health::failure() const {
@@ -241,7 +240,7 @@ NS::SharedPtr<MTL::Buffer> make_shared_buffer(MTL::Device* device, size_t bytes)
   auto buffer = NS::TransferPtr(device->newBuffer(
       bytes, MTL::ResourceStorageModeShared | MTL::ResourceHazardTrackingModeUntracked));
   if (!buffer) {
-    refuse_memory("a GPU buffer of " + std::to_string(bytes) + " bytes");
+    refuse_memory(message("a GPU buffer of ", bytes, " bytes"));
   }
   return buffer;
 }

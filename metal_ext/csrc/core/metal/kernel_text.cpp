@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "core/checked.h"
 #include "metal/arguments.h"
 
 // Names the instances of kernel templates, and joins their source texts.
@@ -21,10 +22,9 @@ std::string text_of(Number number) {
 std::string text_of(Kind kind) { return name_of(kind); }
 
 std::string text_of(int head_dim) {
-  if (std::ranges::none_of(kHeadDims, [=](int known) { return known == head_dim; })) {
-    throw std::logic_error(
-        "no kernel has a head_dim of " + std::to_string(head_dim) + ": they have 64, 128 or 256");
-  }
+  require<std::logic_error>(
+      std::ranges::find(kHeadDims, head_dim) != std::end(kHeadDims),
+      "no kernel has a head_dim of ", head_dim, ": they have 64, 128 or 256");
   return std::to_string(head_dim);
 }
 
@@ -117,9 +117,8 @@ std::string library_text(const std::vector<Kernel>& kernels) {
   std::string text;
   append_file(kernels.at(0).file, seen, text);
   for (const Kernel& kernel : kernels) {
-    if (kernel.file != kernels[0].file) {
-      throw std::logic_error(kernel.name + " is not of " + kernels[0].file);
-    }
+    require<std::logic_error>(
+        kernel.file == kernels[0].file, kernel.name, " is not of ", kernels[0].file);
     if (!kernel.expression.empty()) {
       text += "template [[host_name(\"" + kernel.name + "\")]] [[kernel]] decltype(" +
               kernel.expression + ") " + kernel.expression + ";\n";

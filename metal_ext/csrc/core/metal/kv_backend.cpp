@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "core/checked.h"
+
 // Implements the GPU's memory as a whole: it makes heaps and ranges, and shuts down in order.
 namespace quire::metal {
 namespace {
@@ -49,11 +51,9 @@ KVBackend::KVBackend(NS::SharedPtr<MTL::Device> device, const Options& options) 
       plan_ = std::make_shared<const BufferPlan>(options.geometry, most_bytes_);
       break;
     case Kind::paged:
-      if (options.geometry.heap_bytes() > most_bytes_) {
-        throw std::runtime_error(
-            "a heap has " + std::to_string(options.geometry.heap_bytes()) +
-            " bytes, but a buffer has " + std::to_string(most_bytes_) + " at most");
-      }
+      require<std::runtime_error>(
+          options.geometry.heap_bytes() <= most_bytes_, "a heap has ",
+          options.geometry.heap_bytes(), " bytes, but a buffer has ", most_bytes_, " at most");
       break;
     case Kind::dense:
       arena_ = std::make_shared<Arena>(*context_, options.max_ranges, most_bytes_);
@@ -74,8 +74,7 @@ std::shared_ptr<Heap> KVBackend::new_heap() {
       break;
     case Kind::dense:
       if (heaps_.size() == arena_->slices()) {
-        refuse_memory(
-            "the dense backend has no more than " + std::to_string(arena_->slices()) + " slices");
+        refuse_memory(message("the dense backend has no more than ", arena_->slices(), " slices"));
       }
       heap = std::make_shared<ArenaHeap>(context_, arena_, heaps_.size());
       break;
@@ -107,18 +106,14 @@ std::shared_ptr<AddressRange> KVBackend::new_range() {
 void KVBackend::make_slots(size_t count, size_t slot_bytes) {
   const std::lock_guard lock(mutex_);
   require_running();
-  if (slots_ != nullptr) {
-    throw std::logic_error("the backend has slots already");
-  }
+  require<std::logic_error>(slots_ == nullptr, "the backend has slots already");
   slots_ = std::make_shared<Slots>(*context_, count, slot_bytes, most_bytes_);
 }
 
 size_t KVBackend::commit_slot(size_t slot) {
   const std::lock_guard lock(mutex_);
   require_running();
-  if (slots_ == nullptr) {
-    throw std::logic_error("the backend has no slots");
-  }
+  require<std::logic_error>(slots_ != nullptr, "the backend has no slots");
   slots_->commit(slot);
   context_->settle();  // also for a buffer that the device has refused a residency set before
   return slots_->committed_bytes();
@@ -132,9 +127,9 @@ void KVBackend::require_running() const {
 
 DeviceRange& KVBackend::own(AddressRange& range) const {
   auto* const device_range = dynamic_cast<DeviceRange*>(&range);
-  if (device_range == nullptr || device_range->context() != context_) {
-    throw std::invalid_argument("the range is not of this backend");
-  }
+  require<std::invalid_argument>(
+      device_range != nullptr && device_range->context() == context_,
+      "the range is not of this backend");
   return *device_range;
 }
 
@@ -143,10 +138,8 @@ size_t KVBackend::buffers_per_range() const {
 }
 
 RegionPlace KVBackend::place(size_t region) const {
-  if (region >= geometry().regions()) {
-    throw std::out_of_range(
-        "region " + std::to_string(region) + " of " + std::to_string(geometry().regions()));
-  }
+  require<std::out_of_range>(
+      region < geometry().regions(), "region ", region, " of ", geometry().regions());
   switch (kind()) {
     case Kind::sparse:
       return plan_->places[region];
@@ -165,12 +158,9 @@ void KVBackend::finish_mappings() {
 }
 
 void KVBackend::commit(Heap& heap) {
-  auto* const device_heap = dynamic_cast<DeviceHeap*>(&heap);
-  if (device_heap == nullptr || device_heap->context() != context_) {
-    throw std::invalid_argument("the heap is not of this backend");
-  }
+  DeviceHeap& own = context_->own(heap);
   require_running();
-  device_heap->commit();
+  own.commit();
 }
 
 void KVBackend::copy_block(
@@ -215,10 +205,7 @@ bool KVBackend::shutdown() {
 bool KVBackend::quiesce() {
   try {
     context_->health.require();
-    const uint64_t newest = context_->epochs.newest();
-    if (!context_->epochs.wait(newest, context_->health.timeout())) {
-      context_->health.time_out("epoch " + std::to_string(newest) + ", before shutting down");
-    }
+    context_->wait_for(context_->epochs.newest(), "shutting down");
     if (context_->bundle != nullptr) {
       context_->bundle->withdraw();
     }

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/checked.h"
 #include "core/metal/kernel_text.h"
 
 // Implements the queue that maps sparse buffers, and commands that fill and copy blocks.
@@ -19,9 +20,8 @@ MTL::SparsePageSize sparse_page_size(size_t bytes) {
     case size_t{256} << 10:
       return MTL::SparsePageSize256;
     default:
-      throw std::invalid_argument(
-          "page_bytes is " + std::to_string(bytes) +
-          "; pages of sparse buffers have 16384, 65536 or 262144 bytes");
+      throw std::invalid_argument(message(
+          "page_bytes is ", bytes, "; pages of sparse buffers have 16384, 65536 or 262144 bytes"));
   }
 }
 
@@ -47,9 +47,8 @@ MappingQueue::Operations MappingQueue::issue(
 
 void MappingQueue::wait() {
   if (!wait_for_value(event_.get(), signalled_, health_.timeout())) {
-    health_.time_out(
-        std::to_string(outstanding_) + " mapping operations of sparse buffers, up to batch " +
-        std::to_string(signalled_));
+    health_.time_out(message(
+        outstanding_, " mapping operations of sparse buffers, up to batch ", signalled_));
   }
   outstanding_ = 0;
 }
@@ -95,10 +94,8 @@ NS::SharedPtr<MTL::ComputePipelineState> make_pipeline(
   auto pipeline = function
       ? NS::TransferPtr(device->newComputePipelineState(function.get(), &error))
       : NS::SharedPtr<MTL::ComputePipelineState>();
-  if (!pipeline) {
-    throw std::runtime_error(
-        "the GPU refuses the kernel " + std::string(name) + ": " + words(error));
-  }
+  require<std::runtime_error>(
+      static_cast<bool>(pipeline), "the GPU refuses the kernel ", name, ": ", words(error));
   return pipeline;
 }
 
@@ -116,9 +113,8 @@ BlockWork::BlockWork(MTL::Device* device, Health& health)
   NS::Error* error = nullptr;
   const auto library = NS::TransferPtr(device->newLibrary(
       NS::String::string(text.c_str(), NS::UTF8StringEncoding), nullptr, &error));
-  if (!library) {
-    throw std::runtime_error("the GPU refuses blocks.metal: " + words(error));
-  }
+  require<std::runtime_error>(
+      static_cast<bool>(library), "the GPU refuses blocks.metal: ", words(error));
   zero_ = make_pipeline(device, library.get(), "zero_blocks");
   copy_ = make_pipeline(device, library.get(), "copy_blocks");
 }
@@ -153,7 +149,7 @@ void BlockWork::wait(MTL::CommandBuffer* commands, const char* name) {
       return;
     }
     if (commands->status() == MTL::CommandBufferStatusError) {
-      health_.fail("the GPU failed in " + std::string(name) + ": " + words(commands->error()));
+      health_.fail(message("the GPU failed in ", name, ": ", words(commands->error())));
     }
     if (left <= left.zero()) {
       health_.time_out(name);

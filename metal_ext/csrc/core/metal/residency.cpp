@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "core/checked.h"
+
 // Implements residency sets: their members, the requests for residency, and their queues.
 namespace quire::metal {
 
@@ -77,12 +79,6 @@ bool ResidentSet::fill(std::deque<Member>& waiting, uint64_t size) {
   return true;
 }
 
-bool ResidentSet::holds(const MTL::Allocation* allocation) const {
-  return std::any_of(members_.begin(), members_.end(), [allocation](const Member& member) {
-    return member.allocation == allocation;
-  });
-}
-
 void ResidentSet::put_on(MTL::CommandQueue* queue) {
   if (queues_.insert(queue).second) {
     queue->addResidencySet(set_.get());
@@ -128,18 +124,13 @@ Residency::Residency(MTL::Device* device, const Health& health, const Options& o
   }
 }
 
-void Residency::add(MTL::Buffer* buffer, uint64_t bytes) {
+void Residency::add(MTL::Allocation* memory, uint64_t bytes) {
   const std::lock_guard books(books_);
   if (options_.supported) {
-    waiting_.push_back({buffer, bytes});
-  } else {
-    unattached_.push_back(buffer);
+    waiting_.push_back({memory, bytes});
+  } else {  // a buffer: only the sparse kind, which always has sets, uses heaps
+    unattached_.push_back(static_cast<MTL::Buffer*>(memory));
   }
-}
-
-void Residency::add(MTL::Heap* heap, uint64_t bytes) {
-  const std::lock_guard books(books_);
-  waiting_.push_back({heap, bytes});  // only sparse, which always has sets, uses MTL::Heap
 }
 
 void Residency::hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers) {
@@ -155,9 +146,7 @@ void Residency::hold(std::vector<NS::SharedPtr<MTL::Buffer>> buffers) {
   });
   {
     const std::lock_guard books(books_);
-    if (!held_.empty()) {
-      throw std::logic_error("the weights are resident already");
-    }
+    require<std::logic_error>(held_.empty(), "the weights are resident already");
     close();
     for (const auto& buffer : buffers) {
       waiting_.push_back({buffer.get(), buffer->length()});
@@ -254,29 +243,17 @@ void Residency::gather() {
   empty_.clear();
 }
 
-void Residency::remove(MTL::Buffer* buffer) {
-  if (options_.supported) {
-    remove_allocation(buffer);
-  } else {
-    const std::lock_guard books(books_);
-    std::erase(unattached_, buffer);
-  }
-}
-
-void Residency::remove(MTL::Heap* heap) {
-  remove_allocation(heap);
-}
-
 // Removes memory from its residency set: empties the set, and fills it again without this memory.
-void Residency::remove_allocation(const MTL::Allocation* allocation) {
+void Residency::remove(const MTL::Allocation* memory) {
   const std::lock_guard changes(changes_);
   const std::lock_guard books(books_);
-  const auto is_it = [allocation](const ResidentSet::Member& member) {
-    return member.allocation == allocation;
+  const auto is_it = [memory](const ResidentSet::Member& member) {
+    return member.allocation == memory;
   };
+  std::erase(unattached_, memory);
   std::erase_if(waiting_, is_it);
-  const auto found = std::find_if(sets_.begin(), sets_.end(), [&](const ResidentSet& set) {
-    return set.holds(allocation);
+  const auto found = std::ranges::find_if(sets_, [&](const ResidentSet& set) {
+    return std::ranges::any_of(set.members(), is_it);
   });
   if (found == sets_.end()) {
     return;

@@ -69,7 +69,6 @@ class ResidentSet {
   // Takes members from the front of `waiting` while they fit; an empty set takes at least one.
   // Returns false if the set took none.
   bool fill(std::deque<Member>& waiting, uint64_t size);
-  bool holds(const MTL::Allocation* allocation) const;
   const std::vector<Member>& members() const { return members_; }
   // Adds the set to a queue. A second call for the same queue does nothing.
   void put_on(MTL::CommandQueue* queue);
@@ -126,8 +125,7 @@ class Residency {
   // Returns the largest size of a set of several members in bytes, or 0 if there is no limit.
   uint64_t set_bytes() const { return set_bytes_; }
   // Adds new memory for settle(). Any thread may call this. `bytes` counts towards the working set.
-  void add(MTL::Buffer* buffer, uint64_t bytes);
-  void add(MTL::Heap* heap, uint64_t bytes);
+  void add(MTL::Allocation* memory, uint64_t bytes);
 
   // --- Engine's thread ---
   // Keeps buffers resident in sets of their own until end(). Called once, before the first step.
@@ -155,14 +153,12 @@ class Residency {
   void refresh();
   bool lapsed() const;  // true when refresh() would request residency
   // Removes memory from its set, before the memory is released. Called while no command runs.
-  void remove(MTL::Buffer* buffer);
-  void remove(MTL::Heap* heap);
+  void remove(const MTL::Allocation* memory);
 
   // Empties all sets and removes them from all queues. Called while no command runs.
   void end();
 
  private:
-  void remove_allocation(const MTL::Allocation* allocation);
   // The caller must hold changes_.
   void make_sets(size_t most);
   void ask_for_all();

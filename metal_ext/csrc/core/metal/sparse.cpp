@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
 
 #include "core/checked.h"
 #include "core/metal/context.h"
@@ -18,12 +17,10 @@ BufferPlan::BufferPlan(const Geometry& geometry, size_t max_buffer_bytes) {
     for (size_t region = layer; region < end; ++region) {
       layer_bytes += geometry.region_block_bytes(region) * blocks;
     }
-    if (layer_bytes > max_buffer_bytes) {
-      throw std::runtime_error(
-          "a layer's keys and values of one sequence take " + std::to_string(layer_bytes) +
-          " bytes, but a buffer has " + std::to_string(max_buffer_bytes) +
-          " at most; a smaller maximum context is needed");
-    }
+    require<std::runtime_error>(
+        layer_bytes <= max_buffer_bytes, "a layer's keys and values of one sequence take ",
+        layer_bytes, " bytes, but a buffer has ", max_buffer_bytes,
+        " at most; a smaller maximum context is needed");
     if (bytes.empty() || bytes.back() + layer_bytes > max_buffer_bytes) {
       bytes.push_back(0);
     }
@@ -50,7 +47,7 @@ void PlacementHeap::make() {
       sparse_page_size(geometry().page_bytes()));
   heap_ = NS::TransferPtr(context()->device->newHeap(descriptor.get()));
   if (!heap_) {
-    refuse_memory("a GPU heap of " + std::to_string(geometry().heap_bytes()) + " bytes");
+    refuse_memory(message("a GPU heap of ", geometry().heap_bytes(), " bytes"));
   }
   context()->residency.add(heap_.get(), geometry().heap_bytes());
 }
@@ -70,7 +67,7 @@ SparseBufferRange::SparseBufferRange(
         bytes, MTL::ResourceStorageModePrivate | MTL::ResourceHazardTrackingModeUntracked,
         sparse_page_size(geometry().page_bytes())));
     if (!buffer) {
-      refuse_memory("a sparse buffer of " + std::to_string(bytes) + " bytes");
+      refuse_memory(message("a sparse buffer of ", bytes, " bytes"));
     }
     addresses_.push_back(buffer->gpuAddress());
     buffers_.push_back(std::move(buffer));
@@ -125,15 +122,17 @@ void SparseBufferRange::begin_map(const Run& run) {
   }
 }
 
+uint64_t SparseBufferRange::address(size_t region_index, size_t block) const {
+  return reinterpret_cast<uint64_t>(region(region_index)) +
+         block * geometry().region_block_bytes(region_index);
+}
+
 void SparseBufferRange::add_zeros(const Run& run, std::vector<BlockArguments>& zeros) const {
   for (const BufferPlan::Run& alike : plan_->runs) {
-    const size_t bytes = geometry().region_block_bytes(alike.first_region);
-    BlockArguments arguments{};
-    arguments.target = reinterpret_cast<uint64_t>(region(alike.first_region)) + run.block * bytes;
-    arguments.target_stride = alike.stride;
-    arguments.bytes = run.count * bytes;
-    arguments.regions = narrowed<uint32_t>("regions", alike.regions);
-    zeros.push_back(arguments);
+    const size_t region = alike.first_region;
+    zeros.push_back({0, address(region, run.block), 0, alike.stride,
+                     run.count * geometry().region_block_bytes(region),
+                     narrowed<uint32_t>("regions", alike.regions), 0});
   }
 }
 
@@ -162,18 +161,12 @@ void SparseBufferRange::detach(size_t block, size_t count) {
 
 void SparseBufferRange::copy(
     DeviceRange& source, size_t source_block, size_t block, size_t tokens) {
+  const auto& from = static_cast<const SparseBufferRange&>(source);
   std::vector<BlockArguments> work;
   for (const BufferPlan::Run& run : plan_->runs) {
-    const size_t bytes = geometry().region_block_bytes(run.first_region);
-    BlockArguments arguments{};
-    arguments.source =
-        reinterpret_cast<uint64_t>(source.region(run.first_region)) + source_block * bytes;
-    arguments.target = reinterpret_cast<uint64_t>(region(run.first_region)) + block * bytes;
-    arguments.source_stride = run.stride;
-    arguments.target_stride = run.stride;
-    arguments.bytes = tokens * geometry().row_bytes(run.first_region);
-    arguments.regions = narrowed<uint32_t>("regions", run.regions);
-    work.push_back(arguments);
+    work.push_back({from.address(run.first_region, source_block), address(run.first_region, block),
+                    run.stride, run.stride, tokens * geometry().row_bytes(run.first_region),
+                    narrowed<uint32_t>("regions", run.regions), 0});
   }
   context()->work->copy(work);
 }
@@ -186,8 +179,7 @@ void Bundle::add(SparseBufferRange& range, const Run& run) {
 }
 
 bool Bundle::has(const SparseBufferRange& range) const {
-  return std::any_of(
-      maps_.begin(), maps_.end(), [&range](const auto& map) { return map.first == &range; });
+  return std::ranges::any_of(maps_, [&](const auto& map) { return map.first == &range; });
 }
 
 void Bundle::finish() {

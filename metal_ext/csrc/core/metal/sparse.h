@@ -77,6 +77,7 @@ class SparseBufferRange final : public DeviceRange {
   void prepare_unmap() override;
 
  private:
+  uint64_t address(size_t region_index, size_t block) const;  // on the GPU
   // Returns a list of mapping operations for each buffer. One operation is for all blocks of a
   // region, because these blocks are adjacent both in heaps and in ranges.
   std::vector<std::vector<MappingOperation>> operations(

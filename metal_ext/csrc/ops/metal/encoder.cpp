@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
 
 #include "core/checked.h"
 #include "mlx/backend/metal/device.h"
@@ -73,11 +72,9 @@ void Encoder::kernel(const metal::Kernel& kernel) {
       "quire_" + kernel.name, [&] { return metal::library_text({kernel}); });
   auto* const pipeline = device.get_kernel(kernel.name, library);
   const size_t most = pipeline->maxTotalThreadsPerThreadgroup();
-  if (kernel.threads > most) {
-    throw std::runtime_error(
-        "this GPU runs " + kernel.name + " with " + std::to_string(most) +
-        " threads per group at most; " + std::to_string(kernel.threads) + " are needed");
-  }
+  require<std::runtime_error>(
+      kernel.threads <= most, "this GPU runs ", kernel.name, " with ", most,
+      " threads per group at most; ", kernel.threads, " are needed");
   encoder_.set_compute_pipeline_state(pipeline);
   threads_ = kernel.threads;
 }

@@ -2,7 +2,6 @@
 
 #include <bit>
 #include <stdexcept>
-#include <string>
 
 #include "ops/checks.h"
 
@@ -19,7 +18,7 @@ metal::Number number_of(const char* name, mx::Dtype type) {
   if (type == mx::bfloat16) {
     return metal::Number::bfloat16;
   }
-  throw std::invalid_argument(std::string(name) + " must be float32, float16 or bfloat16");
+  throw std::invalid_argument(message(name, " must be float32, float16 or bfloat16"));
 }
 
 LayerRows::LayerRows(
@@ -27,19 +26,16 @@ LayerRows::LayerRows(
     : kv(number_of("K and V", layer.type)), kind(memory.kind()) {
   const Geometry& geometry = memory.geometry();
   check_heads(geometry, layer, heads.query_heads, heads.kv_heads);
-  if (heads.head_dim != 64 && heads.head_dim != 128 && heads.head_dim != 256) {
-    throw std::invalid_argument(
-        "head_dim is " + std::to_string(heads.head_dim) +
-        "; the Metal kernels are built for 64, 128 and 256");
-  }
+  require<std::invalid_argument>(
+      heads.head_dim == 64 || heads.head_dim == 128 || heads.head_dim == 256, "head_dim is ",
+      heads.head_dim, "; the Metal kernels are built for 64, 128 and 256");
   check_row_bytes(geometry, layer, heads.row_elements() * mx::size_of(layer.type));
   const auto key_region = static_cast<size_t>(layer.key_region);
   const metal::RegionPlace keys = memory.place(key_region);
   const metal::RegionPlace values = memory.place(static_cast<size_t>(layer.value_region));
-  if (keys.buffer != values.buffer) {
-    throw std::invalid_argument(
-        "keys and values of a layer must be regions 2i and 2i + 1, which lie in one buffer");
-  }
+  require<std::invalid_argument>(
+      keys.buffer == values.buffer,
+      "keys and values of a layer must be regions 2i and 2i + 1, which lie in one buffer");
   buffer = keys.buffer;
   place = {keys.offset, values.offset,
            narrowed<uint32_t>("row_bytes", geometry.row_bytes(key_region)),
@@ -75,9 +71,8 @@ void check_device_rows(const char* name, const mx::array& x) {
 
 void check_same_type(
     const char* x_name, const mx::array& x, const char* y_name, const mx::array& y) {
-  if (x.dtype() != y.dtype()) {
-    throw std::invalid_argument(std::string(x_name) + " and " + y_name + " have different types");
-  }
+  require<std::invalid_argument>(
+      x.dtype() == y.dtype(), x_name, " and ", y_name, " have different types");
 }
 
 }  // namespace quire::ops

@@ -1,9 +1,9 @@
 #include "ops/metal/on_device.h"
 
 #include <stdexcept>
-#include <string>
 #include <vector>
 
+#include "core/checked.h"
 #include "mlx/backend/metal/device.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
@@ -18,12 +18,10 @@ MTL::Device* mlx_device() {
 }
 
 void require_device_stream(const mx::Stream& stream, const char* operation) {
-  if (stream.device != mx::Device::gpu) {
-    throw std::runtime_error(
-        std::string(operation) +
-        " has rows on Metal, but a CPU stream: run the model on the GPU "
-        "(mlx.core.set_default_device(mlx.core.gpu))");
-  }
+  require<std::runtime_error>(
+      stream.device == mx::Device::gpu, operation,
+      " has rows on Metal, but a CPU stream: run the model on the GPU "
+      "(mlx.core.set_default_device(mlx.core.gpu))");
 }
 
 mx::allocator::Buffer as_mlx_buffer(MTL::Buffer* buffer) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
-#include <string>
 
 #include "core/checked.h"
 #include "core/metal/kernel_text.h"
@@ -156,29 +155,21 @@ const DecodeCut& MetalRows::decode_cut(size_t first, size_t count) {
 }
 
 void MetalRows::require_open(const char* operation) const {
-  if (closed_) {
-    throw std::logic_error(
-        std::string(operation) + " of epoch " + std::to_string(epoch_) + ", which has ended");
-  }
+  require<std::logic_error>(!closed_, operation, " of epoch ", epoch_, ", which has ended");
 }
 
 void MetalRows::close() {
   require_open("step_end");
-  if (const uint64_t oldest = *kv_backend_->open_epochs.begin(); oldest != epoch_) {
-    throw std::logic_error(
-        "epoch " + std::to_string(epoch_) + " cannot end before epoch " +
-        std::to_string(oldest));
-  }
+  const uint64_t oldest = *kv_backend_->open_epochs.begin();
+  require<std::logic_error>(
+      oldest == epoch_, "epoch ", epoch_, " cannot end before epoch ", oldest);
   closed_ = true;
   kv_backend_->open_epochs.erase(epoch_);
 }
 
 void MetalRows::require_not_ended(const char* operation) const {
-  if (ended_) {
-    throw std::logic_error(
-        std::string(operation) + " runs after the end of its step, epoch " +
-        std::to_string(epoch_) + ": step_end was not given what depends on it");
-  }
+  require<std::logic_error>(!ended_, operation, " runs after the end of its step, epoch ", epoch_,
+                            ": step_end was not given what depends on it");
 }
 
 void MetalRows::abandon() {
@@ -193,9 +184,8 @@ void MetalRows::abandon() {
 
 void check_kv_backend_of(
     const MetalRows& rows, const std::shared_ptr<MetalKVBackend>& kv_backend) {
-  if (rows.kv_backend() != kv_backend) {
-    throw std::invalid_argument("the rows are of another backend");
-  }
+  require<std::invalid_argument>(
+      rows.kv_backend() == kv_backend, "the rows are of another backend");
 }
 
 void check_rows_of(
@@ -210,18 +200,13 @@ MetalStateRows::MetalStateRows(
     : rows_(std::move(rows)), begun_(rows_->entries()), written_(begun_) {
   rows_->require_open("state_rows");
   metal::Slots* const slots = rows_->kv_backend()->memory->slots();
-  if (slots == nullptr) {
-    throw std::invalid_argument("the backend has no slots");
-  }
+  require<std::invalid_argument>(slots != nullptr, "the backend has no slots");
   size_t count = 0;
   for (const metal::SlotSegment& segment : segments) {
     count += segment.count;
   }
-  if (count != rows_->size()) {
-    throw std::invalid_argument(
-        "the segments have " + std::to_string(count) + " rows, and the step has " +
-        std::to_string(rows_->size()));
-  }
+  require<std::invalid_argument>(count == rows_->size(), "the segments have ", count,
+                                 " rows, and the step has ", rows_->size());
   slots->use(rows_->epoch(), segments);
   std::vector<metal::DeltaSegment> begun;
   std::vector<metal::DeltaWrite> written;
@@ -279,9 +264,8 @@ struct StepEnd {
 
 mx::array device::step_end(
     const std::vector<mx::array>& arrays, const DeviceRows& rows, const DeviceMemory& kv_backend) {
-  if (arrays.empty()) {
-    throw std::invalid_argument("step_end needs the arrays that the step computes");
-  }
+  require<std::invalid_argument>(
+      !arrays.empty(), "step_end needs the arrays that the step computes");
   check_rows_of("step_end", *rows, kv_backend);
   rows->close();
   std::vector<mx::array> inputs(arrays);
