@@ -1,17 +1,20 @@
 #include "cpu/packing.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 // Packs weights into panels, and unpacks single rows of weights.
 namespace quire::cpu {
 namespace {
 
-// These functions return the index of a number in a panel, from its input and its lane (output).
-size_t place_of_bfloat16(size_t input, size_t lane) {
-  return (input / 2 * kPanelOutputs + lane) * 2 + input % 2;
+// Returns the index of a plain number in a panel, from its input and its lane (output). A lane's
+// scale and bias lie in their group like the numbers of inputs 0 and 1.
+template <class Number>
+size_t place_of(size_t input, size_t lane) {
+  return sizeof(Number) == 2 ? (input / 2 * kPanelOutputs + lane) * 2 + input % 2
+                             : input * kPanelOutputs + lane;
 }
-size_t place_of_float32(size_t input, size_t lane) { return input * kPanelOutputs + lane; }
 
 // The place of a code in its group: the index of a word, and the first bit within that word.
 struct CodePlace {
@@ -26,36 +29,22 @@ CodePlace place_of_code(size_t bits, size_t input, size_t lane) {
 }
 
 float widened(uint16_t number) {
-  const uint32_t bits = static_cast<uint32_t>(number) << 16;
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
+  return std::bit_cast<float>(static_cast<uint32_t>(number) << 16);
 }
 float widened(float number) { return number; }
 
 template <class Number>
 Number narrowed(float number) {
   if constexpr (sizeof(Number) == 2) {
-    uint32_t bits;
-    std::memcpy(&bits, &number, sizeof(bits));
-    return static_cast<uint16_t>(bits >> 16);
+    return static_cast<uint16_t>(std::bit_cast<uint32_t>(number) >> 16);
   } else {
     return number;
   }
 }
 
-// Returns the index of a lane's scale (number 0) or bias (1), laid out like two inputs' weights.
-template <class Number>
-size_t place_of_scale(size_t number, size_t lane) {
-  return sizeof(Number) == 2 ? place_of_bfloat16(number, lane) : place_of_float32(number, lane);
-}
-
 // Returns the value of an E8M0 byte, 2^(exponent - 127). Exponent 0 gives a subnormal float32.
 float power_of_two(uint32_t exponent) {
-  const uint32_t bits = exponent == 0 ? 0x00400000u : exponent << 23;
-  float number;
-  std::memcpy(&number, &bits, sizeof(number));
-  return number;
+  return std::bit_cast<float>(exponent == 0 ? 0x00400000u : exponent << 23);
 }
 
 float stored_number(StoredNumber type, const void* numbers, size_t at) {
@@ -114,7 +103,7 @@ void pack_bfloat16(const LinearShape& shape, const Weights& part, size_t row, si
   const auto* from = static_cast<const uint16_t*>(part.numbers) + row * shape.inputs;
   auto* to = reinterpret_cast<uint16_t*>(panel);
   for (size_t i = 0; i < shape.inputs; ++i) {
-    to[place_of_bfloat16(i, lane)] = from[i];
+    to[place_of<uint16_t>(i, lane)] = from[i];
   }
 }
 
@@ -123,7 +112,7 @@ void pack_float32(const LinearShape& shape, const Weights& part, size_t row, siz
   const CodeRow codes{part, shape.inputs, row};
   auto* to = reinterpret_cast<float*>(panel);
   for (size_t i = 0; i < shape.inputs; ++i) {
-    to[place_of_float32(i, lane)] =
+    to[place_of<float>(i, lane)] =
         part.kind.bits == 0
             ? stored_number(part.kind.numbers, part.numbers, row * shape.inputs + i)
             : static_cast<float>(codes.code(i)) * codes.scale(i) + codes.bias(i);
@@ -138,8 +127,8 @@ void pack_codes(const LinearShape& shape, const Weights& part, size_t row, size_
     std::byte* const group = panel + g * shape.group_bytes();
     auto* scales = reinterpret_cast<Scale*>(group);
     const size_t first = g * shape.group;
-    scales[place_of_scale<Scale>(0, lane)] = narrowed<Scale>(codes.scale(first));
-    scales[place_of_scale<Scale>(1, lane)] = narrowed<Scale>(codes.bias(first));
+    scales[place_of<Scale>(0, lane)] = narrowed<Scale>(codes.scale(first));
+    scales[place_of<Scale>(1, lane)] = narrowed<Scale>(codes.bias(first));
     auto* words = reinterpret_cast<uint32_t*>(group + shape.scales_bytes());
     for (size_t i = 0; i < shape.group; ++i) {
       const CodePlace place = place_of_code(shape.bits(), i, lane);
@@ -161,13 +150,21 @@ void pack_lane(const LinearShape& shape, const Weights& part, size_t row, size_t
 }
 
 template <class Number>
+void unpack_plain(const LinearShape& shape, const std::byte* panel, size_t lane, float* target) {
+  const auto* numbers = reinterpret_cast<const Number*>(panel);
+  for (size_t i = 0; i < shape.inputs; ++i) {
+    target[i] = widened(numbers[place_of<Number>(i, lane)]);
+  }
+}
+
+template <class Number>
 void unpack_codes(const LinearShape& shape, const std::byte* panel, size_t lane, float* target) {
   const uint32_t mask = (uint32_t{1} << shape.bits()) - 1;
   for (size_t g = 0; g < shape.groups(); ++g) {
     const std::byte* const group = panel + g * shape.group_bytes();
     const auto* numbers = reinterpret_cast<const Number*>(group);
-    const float scale = widened(numbers[place_of_scale<Number>(0, lane)]);
-    const float bias = widened(numbers[place_of_scale<Number>(1, lane)]);
+    const float scale = widened(numbers[place_of<Number>(0, lane)]);
+    const float bias = widened(numbers[place_of<Number>(1, lane)]);
     const auto* words = reinterpret_cast<const uint32_t*>(group + shape.scales_bytes());
     for (size_t i = 0; i < shape.group; ++i) {
       const CodePlace place = place_of_code(shape.bits(), i, lane);
@@ -221,22 +218,12 @@ void unpack(const LinearShape& shape, const std::byte* packed, size_t output, fl
   const std::byte* const panel = packed + output / kPanelOutputs * shape.panel_bytes();
   const size_t lane = output % kPanelOutputs;
   switch (shape.type) {
-    case WeightType::bfloat16:
-      for (size_t i = 0; i < shape.inputs; ++i) {
-        target[i] = widened(reinterpret_cast<const uint16_t*>(panel)[place_of_bfloat16(i, lane)]);
-      }
-      break;
-    case WeightType::float32:
-      for (size_t i = 0; i < shape.inputs; ++i) {
-        target[i] = reinterpret_cast<const float*>(panel)[place_of_float32(i, lane)];
-      }
-      break;
+    case WeightType::bfloat16: return unpack_plain<uint16_t>(shape, panel, lane, target);
+    case WeightType::float32: return unpack_plain<float>(shape, panel, lane, target);
     default:
-      if (shape.scales == ScaleType::bfloat16) {
-        unpack_codes<uint16_t>(shape, panel, lane, target);
-      } else {
-        unpack_codes<float>(shape, panel, lane, target);
-      }
+      return shape.scales == ScaleType::bfloat16
+                 ? unpack_codes<uint16_t>(shape, panel, lane, target)
+                 : unpack_codes<float>(shape, panel, lane, target);
   }
 }
 
