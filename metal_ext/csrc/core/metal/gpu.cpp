@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <span>
+#include <initializer_list>
 #include <stdexcept>
 #include <system_error>
 
@@ -35,32 +35,12 @@ constexpr Family kFamilies[] = {
     {MTL::GPUFamilyMetal4, "metal4"},
 };
 
-constexpr Kind kAll[] = {Kind::sparse, Kind::paged, Kind::dense};
-constexpr Kind kAddressed[] = {Kind::sparse, Kind::paged};
-constexpr Kind kSparse[] = {Kind::sparse};
+constexpr auto kAll = {Kind::sparse, Kind::paged, Kind::dense};
+constexpr auto kAddressed = {Kind::sparse, Kind::paged};
+constexpr auto kSparse = {Kind::sparse};
 
-// The messages (method names) that quire sends, by receiver and kind of memory. A message that
-// makes an object stands before the messages to that object.
-constexpr const char* kDeviceAll[] = {
-    "newBufferWithLength:options:", "newSharedEvent", "maxBufferLength"};
-constexpr const char* kDeviceSparse[] = {
-    "newBufferWithLength:options:placementSparsePageSize:", "newHeapWithDescriptor:",
-    "newMTL4CommandQueue", "newCommandQueue", "newResidencySetWithDescriptor:error:",
-    "newLibraryWithSource:options:error:", "newComputePipelineStateWithFunction:error:"};
-constexpr const char* kHeapDescriptor[] = {
-    "setType:", "setStorageMode:", "setHazardTrackingMode:", "setSize:",
-    "setMaxCompatiblePlacementSparsePageSize:"};
-constexpr const char* kMappingQueue[] = {
-    "updateBufferMappings:heap:operations:count:", "signalEvent:value:", "addResidencySet:",
-    "removeResidencySet:"};
-constexpr const char* kEvent[] = {"signaledValue", "waitUntilSignaledValue:timeoutMS:"};
-constexpr const char* kResidencySet[] = {
-    "addAllocation:", "removeAllAllocations", "commit", "requestResidency", "endResidency"};
-constexpr const char* kQueue[] = {"commandBuffer"};
-constexpr const char* kQueueResidency[] = {"addResidencySet:", "removeResidencySet:"};
-constexpr const char* kBufferAll[] = {"contents", "length"};
-constexpr const char* kBufferAddress[] = {"gpuAddress"};
-
+// Demands each message (method name) that quire sends. A message that makes an object stands before
+// the messages to that object.
 class Probe {
  public:
   explicit Probe(MTL::Device* device) : device_(device) {}
@@ -68,13 +48,19 @@ class Probe {
   Capabilities run() {
     const auto pool = new_pool();
     describe();
-    demand(kAll, device_, "the device", kDeviceAll);
-    demand(kSparse, device_, "the device", kDeviceSparse);
+    demand(kAll, device_, "the device",
+           {"newBufferWithLength:options:", "newSharedEvent", "maxBufferLength"});
+    demand(kSparse, device_, "the device",
+           {"newBufferWithLength:options:placementSparsePageSize:", "newHeapWithDescriptor:",
+            "newMTL4CommandQueue", "newCommandQueue", "newResidencySetWithDescriptor:error:",
+            "newLibraryWithSource:options:error:", "newComputePipelineStateWithFunction:error:"});
     buffers_and_events();
     residency();
     queues();
     const auto descriptor = NS::TransferPtr(MTL::HeapDescriptor::alloc()->init());
-    demand(kSparse, descriptor.get(), "a heap descriptor", kHeapDescriptor);
+    demand(kSparse, descriptor.get(), "a heap descriptor",
+           {"setType:", "setStorageMode:", "setHazardTrackingMode:", "setSize:",
+            "setMaxCompatiblePlacementSparsePageSize:"});
     if (found_.placement_sparse == false) {
       lacks(Kind::sparse, "the device says that it has no placement sparse resources");
     }
@@ -86,8 +72,8 @@ class Probe {
 
   // Records every method in `selectors` that the object lacks, once per kind of memory in `kinds`.
   void demand(
-      std::span<const Kind> kinds, const void* object, const char* whose,
-      std::span<const char* const> selectors) {
+      std::initializer_list<Kind> kinds, const void* object, const char* whose,
+      std::initializer_list<const char*> selectors) {
     for (const Kind kind : kinds) {
       for (const char* selector : selectors) {
         if (object != nullptr && !Ask::answers(object, selector)) {
@@ -129,12 +115,13 @@ class Probe {
     if (makes("newBufferWithLength:options:")) {
       const auto buffer =
           NS::TransferPtr(device_->newBuffer(16, MTL::ResourceStorageModeShared));
-      demand(kAll, buffer.get(), "a buffer", kBufferAll);
-      demand(kAddressed, buffer.get(), "a buffer", kBufferAddress);
+      demand(kAll, buffer.get(), "a buffer", {"contents", "length"});
+      demand(kAddressed, buffer.get(), "a buffer", {"gpuAddress"});
     }
     if (makes("newSharedEvent")) {
       const auto event = NS::TransferPtr(device_->newSharedEvent());
-      demand(kAll, event.get(), "a shared event", kEvent);
+      demand(kAll, event.get(), "a shared event",
+             {"signaledValue", "waitUntilSignaledValue:timeoutMS:"});
     }
   }
 
@@ -150,16 +137,18 @@ class Probe {
       return;
     }
     const size_t before = found_.missing.size();
-    demand(kSparse, set.get(), "a residency set", kResidencySet);
+    demand(kSparse, set.get(), "a residency set",
+           {"addAllocation:", "removeAllAllocations", "commit", "requestResidency",
+            "endResidency"});
     found_.residency_sets = found_.missing.size() == before;
   }
 
   void queues() {
     if (makes("newCommandQueue")) {
       const auto queue = NS::TransferPtr(device_->newCommandQueue());
-      demand(kSparse, queue.get(), "a command queue", kQueue);
+      demand(kSparse, queue.get(), "a command queue", {"commandBuffer"});
       const size_t before = found_.missing.size();
-      demand(kSparse, queue.get(), "a command queue", kQueueResidency);
+      demand(kSparse, queue.get(), "a command queue", {"addResidencySet:", "removeResidencySet:"});
       found_.residency_sets &= queue && found_.missing.size() == before;
     }
     if (makes("newMTL4CommandQueue")) {
@@ -167,7 +156,9 @@ class Probe {
       if (!queue) {
         lacks(Kind::sparse, "the device makes no Metal 4 command queue");
       }
-      demand(kSparse, queue.get(), "a Metal 4 command queue", kMappingQueue);
+      demand(kSparse, queue.get(), "a Metal 4 command queue",
+             {"updateBufferMappings:heap:operations:count:", "signalEvent:value:",
+              "addResidencySet:", "removeResidencySet:"});
     }
   }
 

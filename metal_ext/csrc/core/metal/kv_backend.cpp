@@ -3,24 +3,13 @@
 #include <algorithm>
 #include <exception>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "core/checked.h"
 
 // Implements the GPU's memory as a whole: it makes heaps and ranges, and shuts down in order.
 namespace quire::metal {
-namespace {
-
-// The objects of a backend that could not shut down. They are never released.
-struct Kept {
-  std::shared_ptr<Context> context;
-  std::shared_ptr<Arena> arena;
-  std::shared_ptr<Slots> slots;
-  std::vector<std::shared_ptr<DeviceHeap>> heaps;
-  std::vector<std::shared_ptr<DeviceRange>> ranges;
-};
-
-}  // namespace
 
 std::shared_ptr<KVBackend> KVBackend::make(
     NS::SharedPtr<MTL::Device> device, const Options& options) {
@@ -226,7 +215,7 @@ KVBackend::~KVBackend() {
   }
   if (!ended) {
     // This memory is never released, because commands of the GPU may still use it.
-    new Kept{context_, arena_, slots_, std::move(heaps_), std::move(ranges_)};
+    new std::tuple(context_, arena_, slots_, std::move(heaps_), std::move(ranges_));
   }
 }
 

@@ -79,24 +79,15 @@ bool ResidentSet::fill(std::deque<Member>& waiting, uint64_t size) {
   return true;
 }
 
-void ResidentSet::put_on(MTL::CommandQueue* queue) {
+void ResidentSet::put_on(Queue queue) {
   if (queues_.insert(queue).second) {
-    queue->addResidencySet(set_.get());
-  }
-}
-
-void ResidentSet::put_on(MTL4::CommandQueue* queue) {
-  if (mapping_queues_.insert(queue).second) {
-    queue->addResidencySet(set_.get());
+    std::visit([this](auto* its) { its->addResidencySet(set_.get()); }, queue);
   }
 }
 
 std::vector<ResidentSet::Member> ResidentSet::empty() {
-  for (MTL::CommandQueue* queue : std::exchange(queues_, {})) {
-    queue->removeResidencySet(set_.get());
-  }
-  for (MTL4::CommandQueue* queue : std::exchange(mapping_queues_, {})) {
-    queue->removeResidencySet(set_.get());
+  for (const Queue& queue : std::exchange(queues_, {})) {
+    std::visit([this](auto* its) { its->removeResidencySet(set_.get()); }, queue);
   }
   set_->endResidency();
   set_->removeAllAllocations();

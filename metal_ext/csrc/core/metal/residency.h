@@ -14,6 +14,7 @@
 #include <set>
 #include <thread>
 #include <unordered_map>
+#include <variant>
 #include <vector>
 
 #include "core/metal/gpu.h"
@@ -58,6 +59,7 @@ class Heartbeat {
 class ResidentSet {
  public:
   static constexpr uint64_t kAnySize = std::numeric_limits<uint64_t>::max();
+  using Queue = std::variant<MTL::CommandQueue*, MTL4::CommandQueue*>;
 
   struct Member {
     const MTL::Allocation* allocation;
@@ -71,8 +73,7 @@ class ResidentSet {
   bool fill(std::deque<Member>& waiting, uint64_t size);
   const std::vector<Member>& members() const { return members_; }
   // Adds the set to a queue. A second call for the same queue does nothing.
-  void put_on(MTL::CommandQueue* queue);
-  void put_on(MTL4::CommandQueue* queue);
+  void put_on(Queue queue);
   // Removes the set from all queues and empties it. Returns the members.
   std::vector<Member> empty();
   const NS::SharedPtr<MTL::ResidencySet>& set() const { return set_; }
@@ -83,8 +84,7 @@ class ResidentSet {
   NS::SharedPtr<MTL::ResidencySet> set_;
   std::vector<Member> members_;
   uint64_t bytes_ = 0;
-  std::set<MTL::CommandQueue*> queues_;
-  std::set<MTL4::CommandQueue*> mapping_queues_;
+  std::set<Queue> queues_;
 };
 
 // Keeps two kinds of memory resident. One is memory that kernels use by address, because the system
