@@ -49,14 +49,6 @@ class Geometry:
         """``page_bytes`` is a multiple of SYSTEM_PAGE_BYTES. ``region_row_bytes`` has the bytes of
         one token in each region. In each region, ``tokens_per_block`` tokens must fill whole pages.
         The limits are 4096 regions and 2**46 bytes per range."""
-    @property
-    def block_bytes(self) -> int: ...
-    @property
-    def heap_bytes(self) -> int: ...
-    @property
-    def range_bytes(self) -> int: ...
-    @property
-    def max_tokens(self) -> int: ...
 
 class Heap:
     """Physical memory for ``blocks_per_heap`` blocks."""

@@ -35,11 +35,7 @@ void bind_memory(nb::module_& m) {
   nb::class_<Geometry>(m, "Geometry")
       .def(nb::init<int64_t, int64_t, int64_t, int64_t, const std::vector<int64_t>&>(),
            nb::kw_only(), "page_bytes"_a, "tokens_per_block"_a, "blocks_per_heap"_a,
-           "blocks_per_range"_a, "region_row_bytes"_a)
-      .def_prop_ro("block_bytes", &Geometry::block_bytes)
-      .def_prop_ro("heap_bytes", &Geometry::heap_bytes)
-      .def_prop_ro("range_bytes", &Geometry::range_bytes)
-      .def_prop_ro("max_tokens", &Geometry::max_tokens);
+           "blocks_per_range"_a, "region_row_bytes"_a);
 
   nb::class_<Handle<Heap>>(m, "Heap")
       .def_static("shared", [](const Geometry& g) -> HeapPointer {
@@ -177,7 +173,7 @@ void bind_states(nb::module_& m) {
                           const mx::array& a_log, const mx::array& dt_bias, const mx::array& norm,
                           double eps) {
         const int64_t tail_rows = conv.ndim() == 2 ? conv.shape(0) - 1 : 0;
-        construct(self, ops::DeltaShape{key_heads, value_heads, key_dim, value_dim, tail_rows},
+        construct(self, ops::DeltaShape(value_heads, key_heads, key_dim, value_dim, tail_rows),
                   conv, a_log, dt_bias, norm, eps);
       }, nb::kw_only(), "key_heads"_a, "value_heads"_a, "key_dim"_a, "value_dim"_a, "conv"_a,
          "a_log"_a, "dt_bias"_a, "norm"_a, "eps"_a);

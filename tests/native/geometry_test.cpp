@@ -34,7 +34,6 @@ TEST("a geometry adds up") {
   const Geometry g = Shape{}.make();
   const auto p = static_cast<size_t>(page());
   CHECK(g.regions() == 2);
-  CHECK(g.max_tokens() == 8 * 16);
   CHECK(g.region_block_bytes(0) == p && g.region_block_bytes(1) == 2 * p);
   CHECK(g.block_bytes() == 3 * p);
   CHECK(g.heap_bytes() == 4 * 3 * p && g.range_bytes() == 8 * 3 * p);

@@ -54,7 +54,6 @@ class Geometry {
   size_t blocks_per_heap() const { return blocks_per_heap_; }
   size_t blocks_per_range() const { return blocks_per_range_; }
   size_t regions() const { return row_bytes_.size(); }
-  size_t max_tokens() const { return blocks_per_range_ * tokens_per_block_; }
 
   size_t row_bytes(size_t region) const { return row_bytes_[region]; }
   size_t region_block_bytes(size_t region) const {

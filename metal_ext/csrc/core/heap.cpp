@@ -35,10 +35,6 @@ size_t SharedHeap::committed_bytes() const {
   return kPunchesHoles || is_charged_ ? shared_memory_committed(fd_) : 0;
 }
 
-bool SharedHeap::releases_blocks() const {
-  return kPunchesHoles;
-}
-
 void SharedHeap::release_memory(size_t first, size_t count) {
   const Geometry& shape = geometry();
   if (!kPunchesHoles) {

@@ -41,7 +41,7 @@ class SharedHeap final : public Heap {
 
   void map(void* address, size_t bytes, size_t offset, bool writable) const;
   size_t committed_bytes() const override;
-  bool releases_blocks() const override;
+  bool releases_blocks() const override { return kPunchesHoles; }
 
  protected:
   void release_memory(size_t first, size_t count) override;

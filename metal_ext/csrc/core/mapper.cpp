@@ -21,25 +21,17 @@ Mapper::~Mapper() {
   thread_.join();
 }
 
-uint64_t Mapper::submit(std::function<void()> operation) {
-  return enqueue({std::move(operation), false});
-}
-
-uint64_t Mapper::attempt(std::function<void()> operation) {
-  return enqueue({std::move(operation), true});
-}
-
 bool Mapper::refused(uint64_t ticket) {
   const std::lock_guard lock(mutex_);
   require<std::logic_error>(ticket <= completed_, "ticket ", ticket, " is not completed");
   return refused_.erase(ticket) > 0;
 }
 
-uint64_t Mapper::enqueue(Operation operation) {
+uint64_t Mapper::enqueue(std::function<void()> run, bool may_be_refused) {
   uint64_t ticket;
   {
     const std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(operation));
+    queue_.push_back({std::move(run), may_be_refused});
     ticket = ++submitted_;
   }
   changed_.notify_all();

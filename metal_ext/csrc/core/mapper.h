@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 #include <unordered_set>
+#include <utility>
 
 namespace quire {
 
@@ -19,9 +20,9 @@ class Mapper {
   Mapper();
   ~Mapper();  // finishes all submitted operations
 
-  uint64_t submit(std::function<void()> operation);
+  uint64_t submit(std::function<void()> operation) { return enqueue(std::move(operation), false); }
   // Like submit(), but if the operation throws std::system_error, refused(ticket) returns true.
-  uint64_t attempt(std::function<void()> operation);
+  uint64_t attempt(std::function<void()> operation) { return enqueue(std::move(operation), true); }
   // Returns true, once per ticket, if the system refused the operation with this ticket. Throws
   // std::logic_error if the operation is not complete.
   bool refused(uint64_t ticket);
@@ -38,7 +39,7 @@ class Mapper {
     bool may_be_refused;
   };
 
-  uint64_t enqueue(Operation operation);
+  uint64_t enqueue(std::function<void()> run, bool may_be_refused);
   void run();
 
   mutable std::mutex mutex_;

@@ -28,10 +28,11 @@ constexpr int64_t kMaxDim = 256;
 constexpr int64_t kDimStep = 16;  // a multiple of every instruction set's vectors
 constexpr int64_t kMaxTailRows = 7;
 
-void check_dim(const char* name, int64_t dim) {
+size_t checked_dim(const char* name, int64_t dim) {
   checked_between(name, dim, kDimStep, kMaxDim);
   require<std::invalid_argument>(
       dim % kDimStep == 0, name, " is ", dim, "; it must be a multiple of 16");
+  return static_cast<size_t>(dim);
 }
 
 // Rows [T, n] of an array with any row stride. Rows whose numbers are not adjacent are copied.
@@ -85,21 +86,16 @@ class LayerStep {
         kernels_(kernels),
         convolved_(scratch) {}
 
-  size_t convolved_heads() const {
-    return static_cast<size_t>(2 * shape_.key_heads + shape_.value_heads);
-  }
+  size_t convolved_heads() const { return 2 * shape_.key_heads + shape_.value_heads; }
 
   // Convolves one head. Heads are numbered: first those of queries, then of keys, then of values.
   void convolve(const Tile& tile, size_t head) const {
-    const auto key_heads = static_cast<size_t>(shape_.key_heads);
-    const auto key_dim = static_cast<size_t>(shape_.key_dim);
-    const auto value_dim = static_cast<size_t>(shape_.value_dim);
+    const size_t key_heads = shape_.key_heads;
     const bool is_value = head >= 2 * key_heads;
-    const size_t dims = is_value ? value_dim : key_dim;
-    const size_t channel = is_value
-                               ? 2 * shape_.keys_width() + (head - 2 * key_heads) * value_dim
-                               : head * key_dim;
-    const auto taps = static_cast<size_t>(shape_.tail_rows) + 1;
+    const size_t dims = is_value ? shape_.value_dim : shape_.key_dim;
+    const size_t channel =
+        is_value ? 2 * shape_.keys_width() + (head - 2 * key_heads) * dims : head * dims;
+    const size_t taps = shape_.tail_rows + 1;
     for (const Part& part : tile.parts) {
       for (size_t row = part.first; row < part.first + part.count; ++row) {
         const float* inputs[kMaxTaps];
@@ -119,9 +115,8 @@ class LayerStep {
 
   // Runs a value head's recurrence, norm and gate on a part. Writes the head's share of the tails.
   void finish(const Tile& tile, const Part& part, size_t head) const {
-    const size_t key_head = head / static_cast<size_t>(shape_.value_heads / shape_.key_heads);
-    const auto key_dim = static_cast<size_t>(shape_.key_dim);
-    const auto value_dim = static_cast<size_t>(shape_.value_dim);
+    const size_t key_head = head / (shape_.value_heads / shape_.key_heads);
+    const size_t value_dim = shape_.value_dim;
     float decays[StateRows::kTileRows];
     float betas[StateRows::kTileRows];
     for (size_t i = 0; i < part.count; ++i) {
@@ -129,12 +124,12 @@ class LayerStep {
     }
     for (const Run& run : part.runs) {
       const float* const queries =
-          convolved_ + (run.first - tile.first) * shape_.conv_width() + key_head * key_dim;
+          convolved_ + (run.first - tile.first) * shape_.conv_width() + key_head * shape_.key_dim;
       const float* const values = convolved_ + (run.first - tile.first) * shape_.conv_width() +
                                   2 * shape_.keys_width() + head * value_dim;
       const size_t at = run.first - part.first;
       kernels_.delta.recur(
-          {key_dim, value_dim},
+          {shape_.key_dim, value_dim},
           {run.count, state(run.from, head), state(run.to, head), queries,
            queries + shape_.keys_width(), values, shape_.conv_width(), decays + at, betas + at,
            row_out(run.first, head), shape_.values_width()});
@@ -159,7 +154,7 @@ class LayerStep {
   }
 
   float* row_out(size_t row, size_t head) const {
-    return out_ + row * shape_.values_width() + head * static_cast<size_t>(shape_.value_dim);
+    return out_ + row * shape_.values_width() + head * shape_.value_dim;
   }
 
   const float* state(const std::byte* slot, size_t head) const {
@@ -173,9 +168,8 @@ class LayerStep {
 
   // Returns row `place` of the tail's rows followed by the segment's rows, or null for a zero row.
   const float* conv_input(const Part& part, size_t place) const {
-    const auto kept = static_cast<size_t>(shape_.tail_rows);
-    if (place >= kept) {
-      return qkv_.row(part.segment_first + place - kept);
+    if (place >= shape_.tail_rows) {
+      return qkv_.row(part.segment_first + place - shape_.tail_rows);
     }
     return part.read == nullptr
                ? nullptr
@@ -187,12 +181,11 @@ class LayerStep {
   // rising order, because the old tail, from which some are read, may be in the same slot.
   void write_tail(const Part& part, const Run& run, size_t head) const {
     const size_t width = shape_.conv_width();
-    const auto heads = static_cast<size_t>(shape_.value_heads);
-    const size_t begin = width * head / heads;
-    const size_t bytes = (width * (head + 1) / heads - begin) * sizeof(float);
+    const size_t begin = width * head / shape_.value_heads;
+    const size_t bytes = (width * (head + 1) / shape_.value_heads - begin) * sizeof(float);
     float* const tail = reinterpret_cast<float*>(run.to + offset_ + shape_.state_bytes());
     const size_t rows = run.first + run.count - part.segment_first;
-    for (size_t i = 0; i < static_cast<size_t>(shape_.tail_rows); ++i) {
+    for (size_t i = 0; i < shape_.tail_rows; ++i) {
       const float* const source = conv_input(part, rows + i);
       float* const target = tail + i * width + begin;
       if (source == nullptr) {
@@ -229,7 +222,7 @@ struct GatedDeltaStep {
     float* const scratch = workers->pool.scratch(
         std::min(rows->size(), StateRows::kTileRows) * delta->shape.conv_width());
     const LayerStep step(*delta, offset, in, out.floats(1), workers->kernels, scratch);
-    const auto value_heads = static_cast<size_t>(delta->shape.value_heads);
+    const size_t value_heads = delta->shape.value_heads;
     for (const Tile& tile : rows->tiles()) {
       workers->pool.run_in_groups(
           step.convolved_heads(), kHeadsPerTask,
@@ -243,12 +236,14 @@ struct GatedDeltaStep {
 
 }  // namespace
 
-void DeltaShape::check() const {
-  checked_between("value_heads", value_heads, 1, kMaxHeads);
-  checked_between("key_heads", key_heads, 1, value_heads);
-  check_dim("key_dim", key_dim);
-  check_dim("value_dim", value_dim);
-  checked_between("tail_rows", tail_rows, 1, kMaxTailRows);
+DeltaShape::DeltaShape(
+    int64_t all_value_heads, int64_t all_key_heads, int64_t dims_of_key, int64_t dims_of_value,
+    int64_t rows_of_tail)
+    : value_heads(checked_between("value_heads", all_value_heads, 1, kMaxHeads)),
+      key_heads(checked_between("key_heads", all_key_heads, 1, all_value_heads)),
+      key_dim(checked_dim("key_dim", dims_of_key)),
+      value_dim(checked_dim("value_dim", dims_of_value)),
+      tail_rows(checked_between("tail_rows", rows_of_tail, 1, kMaxTailRows)) {
   require<std::invalid_argument>(value_heads % key_heads == 0, value_heads,
                                  " value heads cannot share ", key_heads, " key heads evenly");
 }
@@ -262,7 +257,6 @@ GatedDelta::GatedDelta(
       dt_bias(std::move(its_dt_bias)),
       norm(std::move(its_norm)),
       eps(its_eps) {
-  shape.check();
   const auto heads = narrowed<int>("value_heads", shape.value_heads);
   check_float32("conv", conv, {narrowed<int>("taps", shape.tail_rows + 1),
                                 narrowed<int>("conv_width", shape.conv_width())});
@@ -274,8 +268,8 @@ GatedDelta::GatedDelta(
 void check_delta(
     const DeltaShape& shape, const std::vector<mx::array>& arrays, size_t rows, int64_t offset) {
   constexpr const char* kNames[] = {"qkv", "z", "a", "b"};
-  const auto heads = static_cast<size_t>(shape.value_heads);
-  const size_t widths[] = {shape.conv_width(), shape.values_width(), heads, heads};
+  const size_t widths[] = {
+      shape.conv_width(), shape.values_width(), shape.value_heads, shape.value_heads};
   for (size_t i = 0; i < arrays.size(); ++i) {
     const mx::array& x = arrays[i];
     require<std::invalid_argument>(

@@ -14,28 +14,26 @@ namespace quire::ops {
 
 // The heads and the convolution of a layer. A key head serves value_heads / key_heads value heads.
 struct DeltaShape {
-  int64_t key_heads;
-  int64_t value_heads;
-  int64_t key_dim;
-  int64_t value_dim;
-  int64_t tail_rows;
+  size_t value_heads;
+  size_t key_heads;
+  size_t key_dim;
+  size_t value_dim;
+  size_t tail_rows;
 
   // Throws if the heads do not divide evenly, or if a dimension is no multiple of 16.
-  void check() const;
+  DeltaShape(
+      int64_t value_heads, int64_t key_heads, int64_t key_dim, int64_t value_dim,
+      int64_t tail_rows);
 
-  size_t keys_width() const { return static_cast<size_t>(key_heads * key_dim); }
-  size_t values_width() const { return static_cast<size_t>(value_heads * value_dim); }
+  size_t keys_width() const { return key_heads * key_dim; }
+  size_t values_width() const { return value_heads * value_dim; }
   // Returns the width of a row of queries, keys and values together.
   size_t conv_width() const { return 2 * keys_width() + values_width(); }
-  size_t head_numbers() const { return static_cast<size_t>(key_dim * value_dim); }
+  size_t head_numbers() const { return key_dim * value_dim; }
   // Returns the bytes that the state S takes, [value_heads][value_dim][key_dim] float32.
-  size_t state_bytes() const {
-    return static_cast<size_t>(value_heads) * head_numbers() * sizeof(float);
-  }
+  size_t state_bytes() const { return value_heads * head_numbers() * sizeof(float); }
   // Returns the bytes of the convolution's tail [tail_rows][conv_width]. In a slot, it follows S.
-  size_t tail_bytes(size_t itemsize) const {
-    return static_cast<size_t>(tail_rows) * conv_width() * itemsize;
-  }
+  size_t tail_bytes(size_t itemsize) const { return tail_rows * conv_width() * itemsize; }
 };
 
 // The weights of one gated delta net without its projections, all float32.

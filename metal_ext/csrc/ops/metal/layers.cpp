@@ -1,5 +1,4 @@
 #include <stdexcept>
-#include <string>
 #include <utility>
 
 #include "core/checked.h"
@@ -57,18 +56,16 @@ struct GatedDeltaStep {
   }
 };
 
-constexpr int64_t kDim = 128;
+constexpr size_t kDim = 128;
 
 void check_arrays(const DeltaShape& shape, const std::vector<mx::array>& arrays) {
   constexpr const char* kNames[] = {"qkv", "z", "a", "b"};
   for (size_t i = 1; i < arrays.size(); ++i) {
     check_same_type("qkv", arrays[0], kNames[i], arrays[i]);
   }
-  if (shape.key_dim != kDim || shape.value_dim != kDim) {
-    throw std::invalid_argument(
-        "key_dim is " + std::to_string(shape.key_dim) + " and value_dim " +
-        std::to_string(shape.value_dim) + "; the Metal kernels are built for 128");
-  }
+  require<std::invalid_argument>(
+      shape.key_dim == kDim && shape.value_dim == kDim, "key_dim is ", shape.key_dim,
+      " and value_dim ", shape.value_dim, "; the Metal kernels are built for 128");
 }
 
 metal::DeltaArguments arguments_of(
@@ -128,9 +125,8 @@ std::pair<mx::array, mx::array> device::gated_delta(
 mx::array device::swiglu(const mx::array& gate, const mx::array& up) {
   const metal::Number type = number_of("gate", gate.dtype());
   check_same_type("gate", gate, "up", up);
-  if (gate.shape() != up.shape()) {
-    throw std::invalid_argument("gate and up have different shapes");
-  }
+  require<std::invalid_argument>(
+      gate.shape() == up.shape(), "gate and up have different shapes");
   constexpr int64_t kMostElements = int64_t{1} << 31;
   checked_between("elements of gate", static_cast<int64_t>(gate.size()), 1, kMostElements);
   return mx::array(
