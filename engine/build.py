@@ -185,7 +185,7 @@ def plan_memory(
     while True:
         limited = replace(config, max_model_len=context, max_num_seqs=sequences)
         demand = memory_demand(spec, limited, machine, shape, kv_backend, itemsize, weights)
-        # Whoever sets the bytes for K and V may use the headroom for other programs, too.
+        # A user who sets the bytes for K and V may use the headroom for other programs, too.
         room = demand.usable_bytes if config.kv_budget_bytes is None else demand.machine_bytes
         if weights > room:
             needed = demand.fixed_bytes + least * shape.bytes_per_token
