@@ -23,10 +23,10 @@ from server.text.calls.tool_format import ToolFormat
 from server.text.calls.written import WrittenCalls
 from server.text.chat_template import ChatTemplate, TemplateError
 from server.text.conversation import Channel, Conversation
-from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
+from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError
-from server.text.grammar.worker import WorkerBusyError
+from server.text.grammar.worker import GrammarsFullError
 from server.text.pipeline import ParseOptions, ends_in_call
 from server.text.reasoning_cache import ReasoningCache, Recalled
 from server.text.tokenizer import EncodedText, TextTooLongError, Tokenizer
@@ -47,7 +47,7 @@ async def compiled_constraint(
         ) from error
     except GrammarError as error:
         raise invalid(f"This form cannot be enforced: {error}.", error.param) from error
-    except (WorkerBusyError, GrammarMemoryError) as error:
+    except GrammarsFullError as error:
         message = "Too many forms of answers are being compiled or in use"
         raise come_back(429, message, "grammars_full") from error
     return constraint, () if grammar is None else grammar.not_enforced

@@ -17,7 +17,7 @@ import typer
 
 from server.cli.sentences import say
 from server.cli.settings import read_settings
-from server.config import StartError
+from server.config import SettingError
 from server.protocol.advice import advised_answer_tokens
 
 ASK_TIMEOUT_S = 10.0
@@ -35,12 +35,6 @@ KEY_VARIABLE = "KEY_OF_LOCAL_QUIRE"
 ZED = "zed"
 ZED_BACKUP = ".before-quire"
 ZED_KEY = "Zed asks for a key once: any, where the server wants none"
-
-
-class LaunchError(StartError):
-    """Raised if a tool cannot be launched."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +88,7 @@ def launch_command(app: typer.Typer) -> None:
         their files stay as they are. Zed's settings are changed, or the needed change is printed.
         """
         if tool not in (*TOOLS, ZED):
-            raise LaunchError(f"{tool!r} is no tool that is known: {', '.join((*TOOLS, ZED))}")
+            raise SettingError(f"{tool!r} is no tool that is known: {', '.join((*TOOLS, ZED))}")
         server = find_server(url, key, model)
         if tool == ZED:
             typer.echo(configure_zed(server, only_print=only_print))
@@ -106,7 +100,7 @@ def launch_command(app: typer.Typer) -> None:
 def launch(
     start: Launch, arguments: Sequence[str], server: RunningServer, *, only_print: bool
 ) -> None:
-    """Replace this process by a tool's, or print the tool's command line. Raises LaunchError."""
+    """Replace this process by a tool's, or print the tool's command line. Raises SettingError."""
     tool = start.command[0]
     command = (*start.command, *arguments)
     for warning in start.warnings:
@@ -116,7 +110,7 @@ def launch(
         return
     program = shutil.which(tool)
     if program is None:
-        raise LaunchError(f"{tool} is not found on the PATH: {TOOLS[tool][1]}")
+        raise SettingError(f"{tool} is not found on the PATH: {TOOLS[tool][1]}")
     say(f"{tool} with {server.model} at {server.url}, {server.context} tokens")
     environment = {**os.environ, **start.environment}
     given = {name: value for name, value in environment.items() if value is not None}
@@ -125,7 +119,7 @@ def launch(
     try:
         os.execve(program, command, given)  # noqa: S606
     except OSError as error:
-        raise LaunchError(f"{program}: {error.strerror}") from error
+        raise SettingError(f"{program}: {error.strerror}") from error
 
 
 def as_shell(start: Launch, command: Sequence[str]) -> str:
@@ -149,14 +143,14 @@ def find_server(url: str | None, key: str | None, model: str | None) -> RunningS
     url = (url or server_address(settings)).rstrip("/").removesuffix("/v1")
     models = {str(entry["id"]): entry for entry in models_of(url, key)}
     if not models:
-        raise LaunchError(f"{url} serves no model")
+        raise SettingError(f"{url} serves no model")
     loaded = [name for name, entry in models.items() if entry.get("loaded", True)]
     name = [*loaded, *models][0] if model is None else model
     if name not in models:
-        raise LaunchError(f"{url} does not serve {name!r}; it serves {', '.join(models)}")
+        raise SettingError(f"{url} does not serve {name!r}; it serves {', '.join(models)}")
     context = models[name].get("max_model_len")
     if not isinstance(context, int):
-        raise LaunchError(
+        raise SettingError(
             f"{url} does not tell how long a context of {name!r} may be: ask that model something, "
             "so that it is loaded, and try again"
         )
@@ -164,7 +158,7 @@ def find_server(url: str | None, key: str | None, model: str | None) -> RunningS
 
 
 def models_of(url: str, key: str) -> list[dict[str, Any]]:
-    """Return the server's answer to GET /v1/models, a list of models. Raises LaunchError."""
+    """Return the server's answer to GET /v1/models, a list of models. Raises SettingError."""
     import ssl
 
     import httpx2
@@ -176,20 +170,20 @@ def models_of(url: str, key: str) -> list[dict[str, Any]]:
         ) as client:
             answer = client.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"})
     except httpx2.UnsupportedProtocol as error:
-        raise LaunchError(f"{url}: an address is written http://127.0.0.1:8000") from error
+        raise SettingError(f"{url}: an address is written http://127.0.0.1:8000") from error
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
-        raise LaunchError(
+        raise SettingError(
             f"nothing answers at {url} ({error}): start `quire serve MODEL`, or name the address "
             "of another server with --url"
         ) from error
     status = answer.status_code
     if status in (401, 403):
-        raise LaunchError(f"{url} wants another key ({status}): --key, or access.api_keys")
+        raise SettingError(f"{url} wants another key ({status}): --key, or access.api_keys")
     try:
         entries: list[dict[str, Any]] = answer.json()["data"]
         return [dict(entry) for entry in entries if "id" in entry]
     except (ValueError, KeyError, TypeError) as error:
-        raise LaunchError(f"{url} answers GET /v1/models with {status}, and no list") from error
+        raise SettingError(f"{url} answers GET /v1/models with {status}, and no list") from error
 
 
 def zed_settings_file() -> Path:
@@ -200,7 +194,7 @@ def zed_settings_file() -> Path:
 
 def configure_zed(server: RunningServer, *, only_print: bool) -> str:
     """Add the server to Zed's settings file, after a backup. Do not change a file with comments:
-    json would drop the comments. Return a text for the user. Raises LaunchError."""
+    json would drop the comments. Return a text for the user. Raises SettingError."""
     model = {
         "name": server.model,
         "max_tokens": server.context,
@@ -235,7 +229,7 @@ def configure_zed(server: RunningServer, *, only_print: bool) -> str:
                 backup.write_text(text, encoding="utf-8")
         file.write_text(f"{_as_json(new)}\n", encoding="utf-8")
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
-        raise LaunchError(f"Zed's settings cannot be changed: {error}") from error
+        raise SettingError(f"Zed's settings cannot be changed: {error}") from error
     return f"{file} has {server.model} at {server.url} now{kept}; {ZED_KEY}"
 
 
@@ -305,7 +299,7 @@ def codex(server: RunningServer, _: Mapping[str, str]) -> Launch:
 
 def opencode(server: RunningServer, environment: Mapping[str, str]) -> Launch:
     """Launch opencode with settings in an environment variable, which opencode reads last. Raises
-    LaunchError if that variable is set to something other than a JSON object."""
+    SettingError if that variable is set to something other than a JSON object."""
     variable, name = "OPENCODE_CONFIG_CONTENT", f"quire/{server.model}"
     limit = {"context": server.context, "output": server.answer_tokens}
     provider = {
@@ -318,7 +312,7 @@ def opencode(server: RunningServer, environment: Mapping[str, str]) -> Launch:
     try:
         text = json.dumps(merged(dict(json.loads(environment.get(variable, "{}"))), ours))
     except (ValueError, TypeError) as error:
-        raise LaunchError(f"{variable} is no JSON object: {error}") from error
+        raise SettingError(f"{variable} is no JSON object: {error}") from error
     return Launch(
         ("opencode",), {variable: text, KEY_VARIABLE: server.key}, frozenset({KEY_VARIABLE})
     )

@@ -14,14 +14,14 @@ from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import FoundModel, find_model
 from server.catalogue.lookup import aliases
 from server.catalogue.names import DEMO, DEMO_ID
-from server.cli.launch import ANY_KEY, LaunchError, models_of
+from server.cli.launch import ANY_KEY, models_of
 from server.cli.model_files import check_found, model_errors
 from server.cli.models import pull_model
 from server.cli.own_server import own_server
 from server.cli.running import NotRunningError, client_of, server_address
 from server.cli.sentences import say
 from server.cli.settings import read_settings
-from server.config import Config
+from server.config import Config, SettingError
 
 PROMPT, MORE, FENCE = ">>> ", "... ", '"""'
 HELP = "/clear forgets the conversation, /system TEXT sets what it begins with, Ctrl-D ends"
@@ -143,7 +143,7 @@ def _server(name: str, settings: Config, file: Path | None) -> Iterator[tuple[st
     url, wanted = server_address(settings), aliases().get(name, DEMO_ID if name == DEMO else name)
     try:
         served = models_of(url, settings.access.first_key or ANY_KEY)
-    except LaunchError:
+    except SettingError:
         served = []
     if any((each["id"], each.get("owned_by")) == (wanted, "quire") for each in served):
         yield url, wanted

@@ -63,10 +63,6 @@ WantedBy=default.target
 """
 
 
-class ServiceError(SettingError):
-    """Raised if the service cannot be installed, removed or queried."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServiceDefinition:
     """A service. ``command`` begins with the program's absolute path. ``folder`` is for logs."""
@@ -109,7 +105,7 @@ def service_commands(parameters_of: Callable[..., Mapping[str, Any]]) -> typer.T
         """End the service, and forget it."""
         service = manager()
         if not service.file.exists():
-            raise ServiceError("there is no service to remove")
+            raise SettingError("there is no service to remove")
         service.remove()
         typer.echo(f"{service.file}: removed")
 
@@ -162,16 +158,16 @@ def _log_folder() -> Path:
     try:
         return state_folder() / "log"
     except RuntimeError as error:
-        raise ServiceError(f"there is no home folder for a service's log: {error}") from error
+        raise SettingError(f"there is no home folder for a service's log: {error}") from error
 
 
 def quire_command() -> Path:
-    """Return the absolute path of the running ``quire`` command. Raises ServiceError."""
+    """Return the absolute path of the running ``quire`` command. Raises SettingError."""
     here, beside = Path(sys.argv[0]), Path(sys.executable).with_name("quire")
     places = (here, beside) if here.name == "quire" else (beside,)
     found = next((path for path in places if path.is_file()), shutil.which("quire"))
     if found is None:
-        raise ServiceError("the quire command is not found: install quire where it stays")
+        raise SettingError("the quire command is not found: install quire where it stays")
     return Path(found).absolute()
 
 
@@ -193,13 +189,13 @@ def absolute(arguments: Sequence[str], parameters: Mapping[str, Any]) -> list[st
 
 
 def manager() -> "Launchd | Systemd":
-    """Return the object for launchd or systemd. Raises ServiceError, as its methods do."""
+    """Return the object for launchd or systemd. Raises SettingError, as its methods do."""
     try:
         if sys.platform == "darwin":
             return Launchd(Path.home() / "Library/LaunchAgents" / f"{LABEL}.plist")
         return Systemd(config_folder().parent / "systemd/user" / UNIT)
     except RuntimeError as error:
-        raise ServiceError(f"there is no home folder for a service: {error}") from error
+        raise SettingError(f"there is no home folder for a service: {error}") from error
 
 
 class Launchd:
@@ -231,16 +227,16 @@ class Launchd:
         return text + (f"; its last exit code: {last_exit[1]}" if last_exit else "")
 
     def _end(self, timeout_s: int) -> None:
-        """Unload the agent, and wait until the agent has ended. Raises ServiceError."""
+        """Unload the agent, and wait until the agent has ended. Raises SettingError."""
         if _try("launchctl", "print", self._name).returncode:
             return
         deadline_s = time.monotonic() + timeout_s
         done = _try("launchctl", "bootout", self._name)
         if done.returncode and done.returncode not in STILL_ENDING:
-            raise ServiceError(f"launchctl bootout {self._name}: {done.stderr.strip()}")
+            raise SettingError(f"launchctl bootout {self._name}: {done.stderr.strip()}")
         while _try("launchctl", "print", self._name).returncode == 0:
             if time.monotonic() > deadline_s:
-                raise ServiceError(f"{LABEL} has not ended in {timeout_s} s")
+                raise SettingError(f"{LABEL} has not ended in {timeout_s} s")
             time.sleep(FREE_POLL_S)
 
 
@@ -267,13 +263,13 @@ def plist(definition: ServiceDefinition) -> bytes:
 
 
 class Systemd:
-    """quire's systemd unit of one user. file: the unit's file. Raises ServiceError."""
+    """quire's systemd unit of one user. file: the unit's file. Raises SettingError."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         done = _try(*USER, "show-environment")
         if done.returncode:
-            raise ServiceError(
+            raise SettingError(
                 f"systemd does not run for this user here ({' '.join(done.stderr.split())}): a "
                 "container's own manager, or that of the whole system, starts `quire serve` there"
             )
@@ -324,24 +320,24 @@ def _write(file: Path, text: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_private(file, text)
     except OSError as error:
-        raise ServiceError(f"{file}: {error.strerror}") from error
+        raise SettingError(f"{file}: {error.strerror}") from error
 
 
 def _try(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run launchctl or systemctl, which may fail. Raises ServiceError if the program is missing."""
+    """Run launchctl or systemctl, which may fail. Raises SettingError if the program is missing."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise ServiceError(
+        raise SettingError(
             f"{command[0]} is not to be had here ({error.strerror}): no service can be installed. "
             "Have what starts your other programs run `quire serve`"
         ) from error
 
 
 def _run(*command: str) -> None:
-    """Run launchctl or systemctl. Raises ServiceError with its output if it fails."""
+    """Run launchctl or systemctl. Raises SettingError with its output if it fails."""
     done = _try(*command)
     if done.returncode:
         output = " ".join((done.stderr or done.stdout).split())
         reason = output or f"it ended with {done.returncode}"
-        raise ServiceError(f"{' '.join(command)}: {reason}")
+        raise SettingError(f"{' '.join(command)}: {reason}")

@@ -35,9 +35,9 @@ from server.ray.replica_calls import (
     UncompiledConstraint,
 )
 from server.ray.watchdog import Watchdog
-from server.text.grammar.compiler import GrammarCompiler, GrammarMemoryError
+from server.text.grammar.compiler import GrammarCompiler
 from server.text.grammar.grammar_errors import GrammarError
-from server.text.grammar.worker import WorkerBusyError
+from server.text.grammar.worker import GrammarsFullError
 
 # If no answer has got a token for this many seconds, the replica sends an empty list.
 SIGN_OF_LIFE_S = 1.0
@@ -88,7 +88,7 @@ class EngineReplica:
         yield []
         try:
             streams = await self._submit(request)
-        except (QueueFullError, WorkerBusyError, GrammarMemoryError):
+        except (QueueFullError, GrammarsFullError):
             yield REPLICAS_FULL
             return
         except EngineDeadError:

@@ -20,7 +20,7 @@ from server.text.grammar.constraints import (
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import LEXER_BYTES, deep_threads, new_matcher
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary, VocabularyError
-from server.text.grammar.worker import GrammarLimits, GrammarWorker
+from server.text.grammar.worker import GrammarLimits, GrammarsFullError, GrammarWorker
 from server.text.newest import Newest
 
 # Maximum number of cached refusals, which take almost no memory.
@@ -85,10 +85,6 @@ THREADS = 2
 MEMORY_WAIT_S, MEMORY_POLL_S = 30.0, 0.02
 
 
-class GrammarMemoryError(Exception):
-    """Raised if the running answers' grammars use all memory for grammars."""
-
-
 class GrammarCompiler:
     """Turns the ConstraintSpec of a request into a constraint on the engine's tokens."""
 
@@ -123,8 +119,8 @@ class GrammarCompiler:
         """Compile an answer's constraint, or return None if any text is allowed. ``begun`` is the
         beginning of the answer, if the client has written one. ``grammar`` is the result of
         ``self.grammar``, if the caller has it. Raises GrammarError if the format is unsupported,
-        UnfitBeginningError if ``begun`` violates the format, WorkerBusyError if too many grammars
-        wait, and GrammarMemoryError if they use all memory for grammars."""
+        UnfitBeginningError if ``begun`` violates the format, and GrammarsFullError if too many
+        grammars wait, or running answers use all memory for grammars."""
         if not spec.has_grammar and not spec.has_budget:
             return None
         grammar = grammar or await self.grammar(spec)
@@ -219,14 +215,14 @@ class GrammarCompiler:
         return grammar
 
     async def _reserve(self, memory_bytes: int) -> None:
-        """Reserve memory, for one grammar at a time. Raises GrammarMemoryError after a timeout."""
+        """Reserve memory, for one grammar at a time. Raises GrammarsFullError after a timeout."""
         try:
             async with asyncio.timeout(MEMORY_WAIT_S), self._reserving:
                 # Poll, because other threads free grammars, and cannot set an event of this loop.
                 while not self._cache.reserve(memory_bytes):  # noqa: ASYNC110
                     await asyncio.sleep(MEMORY_POLL_S)
         except TimeoutError as error:
-            raise GrammarMemoryError from error
+            raise GrammarsFullError from error
 
     def _load(self) -> "_Loaded":
         if self._loaded is None:

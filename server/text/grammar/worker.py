@@ -58,8 +58,8 @@ class GrammarLimits:
         return cls(limits.max_grammar_compile_s, max_kept=limits.max_cached_grammars)
 
 
-class WorkerBusyError(Exception):
-    """Raised if the worker has no room for a ConstraintSpec now."""
+class GrammarsFullError(Exception):
+    """Raised if the worker, or the memory for grammars, has no room for a grammar now."""
 
 
 class GrammarWorker:
@@ -78,7 +78,7 @@ class GrammarWorker:
         self._closed = False
 
     async def estimate(self, spec_text: str) -> CostEstimate:
-        """Estimate a ConstraintSpec's cost. Raises WorkerBusyError if the worker has no room."""
+        """Estimate a ConstraintSpec's cost. Raises GrammarsFullError if the worker has no room."""
         self._num_estimates += 1
         if self._idle is not None:
             self._idle.cancel()
@@ -98,7 +98,7 @@ class GrammarWorker:
 
     async def _estimate(self, spec_text: str) -> CostEstimate:
         if self._closed:
-            raise WorkerBusyError
+            raise GrammarsFullError
         work = (self._child.call, estimate_cost, spec_text, self._limits.max_mask_s)
         try:
             answer = await self._quick.run(*work)
@@ -112,7 +112,7 @@ class GrammarWorker:
         return estimate
 
     def _refuse(self, error: LimitError) -> CostEstimate:
-        """Return the reason of a refusal. Raises WorkerBusyError if a retry may help."""
+        """Return the reason of a refusal. Raises GrammarsFullError if a retry may help."""
         reasons = {
             Cause.CPU: f"it cannot be compiled within {self._limits.max_compile_s:g} s",
             Cause.MEMORY: f"it takes more than {self._limits.max_memory_bytes} bytes of memory",
@@ -121,7 +121,7 @@ class GrammarWorker:
         if error.cause is Cause.NOT_RUN and not self._closed:
             log.warning(f"the process that judges grammars has failed: {error}")
         if error.cause not in reasons:
-            raise WorkerBusyError from error
+            raise GrammarsFullError from error
         return CostEstimate(refusal=reasons[error.cause])
 
 
@@ -136,16 +136,16 @@ class _Queue:
         self._threads = ThreadPoolExecutor(at_once, "grammar worker")
 
     async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Run ``work`` within limits in a thread. Raises WorkerBusyError if too many specs wait, or
-        if this one waits for too long."""
+        """Run ``work`` within limits in a thread. Raises GrammarsFullError if too many specs wait,
+        or if this one waits for too long."""
         if not self._room:
-            raise WorkerBusyError
+            raise GrammarsFullError
         self._room -= 1
         try:
             async with asyncio.timeout(TURN_LIMIT_S):
                 await self._turns.acquire()
         except TimeoutError as error:
-            raise WorkerBusyError from error
+            raise GrammarsFullError from error
         finally:
             self._room += 1
         loop = asyncio.get_running_loop()

@@ -14,7 +14,6 @@ import pytest
 
 from server.cli.launch import (
     KEY_VARIABLE,
-    LaunchError,
     RunningServer,
     claude,
     codex,
@@ -22,6 +21,7 @@ from server.cli.launch import (
     opencode,
     zed_settings_file,
 )
+from server.config import SettingError
 from tests.clients.servers import QUIRE, run_to_end
 from tests.server.commands import SETTINGS, Run, StandIn, one_sentence
 
@@ -146,7 +146,7 @@ def test_opencode_may_have_been_told_of_the_same_server_before() -> None:
 
 def test_what_opencode_was_told_before_is_refused_if_it_is_no_object() -> None:
     for wrong in ("{", "[1]", "7"):
-        with pytest.raises(LaunchError, match="OPENCODE_CONFIG_CONTENT is no JSON object"):
+        with pytest.raises(SettingError, match="OPENCODE_CONFIG_CONTENT is no JSON object"):
             opencode(server(), {"OPENCODE_CONFIG_CONTENT": wrong})
 
 
@@ -247,7 +247,7 @@ def test_a_server_of_another_kind_is_told_apart(
     answer: object, reason: str, models: Models
 ) -> None:
     models.told = answer
-    with pytest.raises(LaunchError, match=reason):
+    with pytest.raises(SettingError, match=reason):
         find_server(models.url, "any", None)
 
 

@@ -19,11 +19,11 @@ from server.cli.service import (
     STOP_GRACE_S,
     UNIT,
     ServiceDefinition,
-    ServiceError,
     plist,
     quire_command,
     unit,
 )
+from server.config import SettingError
 from tests.clients.servers import run_to_end
 from tests.server.commands import SETTINGS, Run, one_sentence
 
@@ -352,7 +352,7 @@ def test_the_command_that_runs_is_the_one_that_is_installed(
     monkeypatch.setattr(sys, "argv", ["pytest"])
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ServiceError, match="the quire command is not found"):
+    with pytest.raises(SettingError, match="the quire command is not found"):
         quire_command()
     link.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -23,7 +23,7 @@ from server.chat.admission import generates
 from server.protocol.wire_errors import REPLICA_LOST, REPLICAS_FULL, SHUTTING_DOWN
 from server.ray.remote_engine import RemoteEngine, routed_text
 from server.text.grammar.grammar_errors import GrammarError
-from server.text.grammar.worker import WorkerBusyError
+from server.text.grammar.worker import GrammarsFullError
 from tests.engine.test_client import params, read
 from tests.engines import SHAPE, VOCAB, submit
 from tests.recall import recall_many
@@ -144,7 +144,7 @@ async def full_engine(count: int) -> AsyncIterator[tuple[LocalReplicas, RemoteEn
     replicas = LocalReplicas(count)
     async with engine_of(replicas) as engine:
         await eventually(lambda: len(engine.members.alive) == count)
-        replicas.grammars.failure = WorkerBusyError()
+        replicas.grammars.failure = GrammarsFullError()
         yield replicas, engine
 
 

@@ -11,12 +11,12 @@ from server.text.grammar import matcher as grammar_matcher
 from server.text.grammar.compiler import (
     GrammarCache,
     GrammarCompiler,
-    GrammarMemoryError,
 )
 from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError
 from server.text.grammar.matcher import LEXER_BYTES
 from server.text.grammar.vocabulary import GrammarTokenizer, Vocabulary
+from server.text.grammar.worker import GrammarsFullError
 from server.text.tokenizer import Tokenizer
 from tests.engines import VOCAB
 from tests.server.text.grammars import (
@@ -149,7 +149,7 @@ async def test_answers_have_only_so_much_memory_for_their_forms(
     del kept  # nobody uses it: it gives way
     second = await made.compile(ConstraintSpec(OutputFormat("choice", ["c"])))
     assert second is not None
-    with pytest.raises(GrammarMemoryError):
+    with pytest.raises(GrammarsFullError):
         await made.compile(ConstraintSpec(OutputFormat("choice", ["d"])))
     assert takes(first, tokenizer, "a")
     monkeypatch.setattr(module, "MEMORY_WAIT_S", 10.0)

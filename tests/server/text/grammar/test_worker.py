@@ -19,7 +19,7 @@ from server.text.grammar import worker as module
 from server.text.grammar.constraint_spec import ConstraintSpec, spec_json
 from server.text.grammar.estimate import CostEstimate, estimate_cost, read_tokens
 from server.text.grammar.vocabulary import GrammarTokenizer
-from server.text.grammar.worker import GrammarLimits, GrammarWorker, WorkerBusyError
+from server.text.grammar.worker import GrammarLimits, GrammarsFullError, GrammarWorker
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import eventually
 from tests.server.text.grammars import vocabulary
@@ -119,7 +119,7 @@ async def test_of_forms_that_take_long_few_may_wait_and_none_for_long(
     found = await asyncio.gather(*bombs, return_exceptions=True)
     await worker.close()
     refused = [one for one in found if isinstance(one, CostEstimate) and one.refusal]
-    busy = [one for one in found if isinstance(one, WorkerBusyError)]
+    busy = [one for one in found if isinstance(one, GrammarsFullError)]
     assert (len(refused) + len(busy), min(len(refused), len(busy))) == (3, 1)
 
 
@@ -134,7 +134,7 @@ async def test_who_gets_no_processor_is_to_come_back(
     read: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "Child", Starved)
-    with pytest.raises(WorkerBusyError):
+    with pytest.raises(GrammarsFullError):
         await GrammarWorker(read.text, read.facts, LIMITS).estimate(SIMPLE)
 
 
@@ -161,7 +161,7 @@ async def test_after_the_end_of_the_process_another_one_estimates(
             for child in sorted(new, key=lambda child: child.ppid() != os.getpid()):
                 child.kill()
                 await eventually(partial(has_ended, child))
-            with pytest.raises(WorkerBusyError):
+            with pytest.raises(GrammarsFullError):
                 await task
         assert "judges grammars has failed: its process ended with -9" in entries[0]["event"]
         assert (await made.estimate(SIMPLE)).refusal is None
@@ -197,7 +197,7 @@ async def test_a_worker_without_work_closes_and_estimates_nothing(
 ) -> None:
     worker = GrammarWorker(read.text, read.facts, LIMITS)
     await worker.close()
-    with pytest.raises(WorkerBusyError):
+    with pytest.raises(GrammarsFullError):
         await worker.estimate(SIMPLE)
 
 
