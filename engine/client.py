@@ -67,27 +67,21 @@ class Slots:
 MAX_BACKLOG = 8192
 
 
+@dataclass(slots=True, eq=False)
 class TokenStream:
     """The events of one answer, in order. Closing an unfinished stream aborts the answer."""
 
-    def __init__(
-        self,
-        request: Request,
-        answer_id: int,
-        abort: Callable[[int], None],
-        max_backlog: int,
-        wake: asyncio.Event,
-    ) -> None:
-        """Each event sets ``wake``. Streams that are read together share one ``wake``."""
-        self.request = request
-        self.answer_id = answer_id
-        self._abort = abort
-        self._max_backlog = max_backlog
-        self._events: deque[TokenEvent] = deque()
-        self.wake = wake
-        self.first_s = self.newest_s = 0.0
-        """When the engine made the first and newest token (``time.monotonic``); 0 until then."""
-        self._ended = False
+    request: Request
+    answer_id: int
+    _abort: Callable[[int], None]
+    _max_backlog: int
+    wake: asyncio.Event
+    """Set by each event. Streams that are read together share one."""
+    first_s: float = 0.0
+    """When the engine made the first token (``time.monotonic``); 0 until then."""
+    newest_s: float = 0.0
+    _events: deque[TokenEvent] = field(default_factory=deque)
+    _ended: bool = False
 
     async def next_batch(self, timeout_s: float) -> list[TokenEvent]:
         """Wait for an event; return all events since the last call. Return an empty list after a

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from engine.client import EngineClient
 from engine.machine import PressureLevel
@@ -43,28 +44,24 @@ class Watchdog:
         return self._seen_s >= self._limit_s
 
 
+@dataclass
 class EngineMonitor:
     """Ends the process when a step hangs. Reports memory pressure and the machine's sleep to the
     engine. Keeps the machine awake while there are requests."""
 
-    def __init__(
-        self,
-        client: EngineClient,
-        *,
-        watchdog_s: float,
-        pressure: Callable[[], PressureLevel] | None,
-        exit_code: Callable[[], int],
-        awake: KeepAwake | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``client`` must have been started. ``pressure`` returns the memory pressure, or is None
-        to ignore it. After a hang, the process ends with ``exit_code()``."""
-        self._client = client
-        self._watchdog = Watchdog(watchdog_s)
-        self._pressure = pressure
-        self._exit_code = exit_code
-        self._awake = awake
-        self._clock = clock
+    client: EngineClient
+    """The client of an engine that has been started."""
+    _: KW_ONLY
+    watchdog_s: float
+    pressure: Callable[[], PressureLevel] | None
+    """A function that returns the memory pressure, or None to ignore it."""
+    exit_code: Callable[[], int]
+    """A function that returns the exit code of the process after a hang."""
+    awake: KeepAwake | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._watchdog = Watchdog(self.watchdog_s)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
@@ -74,36 +71,36 @@ class EngineMonitor:
     def stop(self) -> None:
         self._stopped.set()
         self._thread.join()
-        if self._awake is not None:
-            self._awake.end()
+        if self.awake is not None:
+            self.awake.end()
 
     def _watch(self) -> None:
-        while not self._stopped.wait(POLL_S if self._client.busy_since else IDLE_POLL_S):
+        while not self._stopped.wait(POLL_S if self.client.busy_since else IDLE_POLL_S):
             if not self.poll():
                 self._die()
                 return
 
     def poll(self) -> bool:
         """Report the memory pressure; return False when the engine's step takes too long."""
-        self._client.notice_sleep()
-        if self._awake is not None:
-            self._awake.update(busy=self._client.in_flight > 0)
-        if self._pressure is not None:
-            level = self._pressure()
-            if level != self._client.pressure:
+        self.client.notice_sleep()
+        if self.awake is not None:
+            self.awake.update(busy=self.client.in_flight > 0)
+        if self.pressure is not None:
+            level = self.pressure()
+            if level != self.client.pressure:
                 log.warning("memory pressure of the system: %s", level.name.lower())
-                self._client.set_memory_pressure(level)
-        return not self._watchdog.check(self._clock(), self._client.busy_since)
+                self.client.set_memory_pressure(level)
+        return not self._watchdog.check(self.clock(), self.client.busy_since)
 
     def _die(self) -> None:
         """End all streams with an error. If the server does not end in time, end the process."""
-        self._client.declare_dead()
+        self.client.declare_dead()
         log.critical(
             "a step of the engine has been running for %.0f s: the process ends; %s",
-            self._client.step_age_s,
-            self._client.stats,
+            self.client.step_age_s,
+            self.client.stats,
         )
         faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
         if not self._stopped.wait(SHUTDOWN_GRACE_S):
             log.critical("the server did not end in time")
-            os._exit(self._exit_code())
+            os._exit(self.exit_code())
