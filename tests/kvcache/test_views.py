@@ -115,17 +115,6 @@ def test_a_region_is_the_flat_array_of_a_segments_whole_past(kind: str) -> None:
     np.testing.assert_array_equal(np.array(region), reference.kept[1, 1, kind])
 
 
-def test_bfloat16_is_what_two_bytes_are() -> None:
-    shape = KVShape.uniform(2, KVSpec(2, 32))
-    kv = manager(shape)
-    assert join(kv, 1, 4)
-    assert kv.reserve(1, 4)
-    views = kv.views([(1, 0, 4)])
-    ones = mx.ones((4, 2, 32))
-    views.append(0, ones, ones, ones, None)
-    assert region_of(views, 0, "keys", 0).dtype == mx.bfloat16
-
-
 @pytest.mark.parametrize("format", KVFormat)
 def test_k_and_v_are_kept_as_their_layer_says(format: KVFormat) -> None:
     layout = dense_layout(

@@ -162,13 +162,8 @@ def test_the_next_step_is_begun_before_the_one_in_flight_is_read_and_then_submit
     for _ in steps(loop):
         heard.append(len(answers.tokens.get(1, [])))
     begun_before_read = [("begin", 2), ("read", 1), ("submit", 2), ("begin", 3), ("read", 2)]
-    assert runner.calls == [
-        ("begin", 1),
-        ("submit", 1),
-        *begun_before_read,
-        ("submit", 3),
-        ("read", 3),
-    ]
+    last = [("submit", 3), ("read", 3)]
+    assert runner.calls == [("begin", 1), ("submit", 1), *begun_before_read, *last]
     assert [plan.segments for plan in runner.plans] == [[(1, 0, 3)], [(1, 3, 1)], [(1, 4, 1)]]
     assert heard == [0, 1, 2, 3]
     assert answers.tokens[1] == answer([1, 2, 3], 3)

@@ -162,13 +162,6 @@ def test_others_may_give_what_needs_no_score() -> None:
 # --- counts of its tokens -----------------------------------------------------------------------
 
 
-def test_generated_tokens_are_counted_and_prompt_tokens_are_only_seen() -> None:
-    counts = TokenCounts()
-    counts.update([5, 6, 5, 7, 5, 7], num_prompt=3)
-    assert counts.ids == [5, 6, 7]
-    assert counts.generated == [1, 0, 2]
-
-
 def test_only_what_is_new_is_counted() -> None:
     counts = TokenCounts()
     tokens = [1, 2]

@@ -69,13 +69,6 @@ def test_a_mapped_buffer_can_be_planned() -> None:
     assert first_rows(backend, 0, 128).shape == (128, SPEC.kv_heads, SPEC.head_dim)
 
 
-def test_a_row_without_memory_cannot_be_planned() -> None:
-    backend = ready(PAGED.groups[0])
-    assert backend.map(0, 0, 0, 0, 1, writable=True)
-    with pytest.raises(IndexError, match="segment of mapped tokens"):
-        backend.rows([Segment(0, 64, 1)])
-
-
 def test_tickets_rise_and_complete() -> None:
     backend = ready(PAGED.groups[0])
     assert backend.map(0, 0, 0, 0, 2, writable=True)
@@ -163,12 +156,6 @@ def test_a_mac_charges_shared_memory_by_the_object(
     monkeypatch.setattr(sys, "platform", platform)
     backend = PosixBackend(PAGED.groups[0], metal_ext.CpuWorkers(1))
     assert backend.releases is (Releases.BLOCKS if platform == "linux" else Releases.HEAPS)
-
-
-def test_posix_heaps_cost_nothing_until_they_are_written() -> None:
-    backend = ready(PAGED.groups[0])
-    assert backend.map(0, 0, 0, 0, 2, writable=True)
-    assert backend.committed_bytes() == 0
 
 
 def test_a_cpu_maps_at_any_time_and_memory_comes_with_it() -> None:

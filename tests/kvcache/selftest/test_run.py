@@ -83,22 +83,14 @@ def test_garbage_and_exit_codes_are_results(program: str, fault: str) -> None:
     assert not report.passed
 
 
-@pytest.mark.parametrize("page_bytes", [None, 16384])
-def test_the_kv_backend_of_this_machine_passes_its_canary(page_bytes: int | None) -> None:
-    report = run_selftest(SelfTest.KV_BACKEND, KVBackend.POSIX, page_bytes)
+def test_the_kv_backend_of_this_machine_passes_its_canary() -> None:
+    report = run_selftest(SelfTest.KV_BACKEND, KVBackend.POSIX, 16384)
     assert report.fault == ""
     names = [step.name for step in report.results]
     assert names[0] == "open"
     assert names.index("multiply 1") == names.index("release") + 2
     assert "share" in names
-    if page_bytes is not None:
-        assert str(page_bytes) in report.results[0].text
-
-
-def test_the_kernels_of_this_machine_are_right() -> None:
-    report = run_selftest(SelfTest.KERNELS, KVBackend.POSIX)
-    assert report.fault == ""
-    assert any(step.name == "bfloat16 x 128: decode" for step in report.results)
+    assert "16384" in report.results[0].text
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has a GPU")
@@ -133,11 +125,6 @@ def test_steps_cross_from_one_process_to_another_as_one_line() -> None:
 def test_anything_else_is_no_report(line: str) -> None:
     with pytest.raises(ValueError, match="not a report"):
         from_line(line)
-
-
-def test_a_report_of_nothing_is_none() -> None:
-    with pytest.raises(ValueError, match="of nothing"):
-        from_line(to_line([]))
 
 
 def test_a_report_is_json_with_its_verdict() -> None:
