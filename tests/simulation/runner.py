@@ -33,6 +33,7 @@ from engine.types import PrefixSalt
 from kvcache.manager import KVCacheManager
 from kvcache.slots import StateSegment
 from tests.kvcache.blocks import SLOT_BYTES, Block, MistakeError
+from tests.kvcache.managers import state_group
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import StrictStates
 from tests.simulation.faults import DeviceFaults, SimulationError
@@ -220,6 +221,8 @@ class SlotRunner:
     _numbers: Iterator[int] = field(default_factory=count)
     _spoilt: set[int] = field(default_factory=set)
     """Requests of a step in flight that is going to fail, and those whose rows are bad there."""
+    _wrong_states: set[int] = field(default_factory=set)
+    """State slots that were written last behind rows that are wrong."""
     _ticks: int = 0
     _running: deque[_Step] = field(default_factory=deque)
 
@@ -311,6 +314,13 @@ class SlotRunner:
             if entry.seq_id not in failed and self.is_live(entry.seq_id):
                 self.spared += 1
                 self.set_back += self.states is not None and entry.start % size > 0
+
+    def check_states(self) -> None:
+        """Check that no prompt can find a state behind rows that are wrong."""
+        slots = [] if self.states is None else state_group(self.kv).pool.slots
+        found = {slot.number for slot in slots if slot.digest is not None}
+        if wrong := found & self._wrong_states:
+            raise SimulationError(f"wrong states can be found in slots {sorted(wrong)}")
 
     def release_cache(self) -> None:
         """It keeps none."""
@@ -414,6 +424,11 @@ class SlotRunner:
             wrong = SPOILT if is_spoilt and rows > 0 else 0
             return (slots[end - 1] if end else 0) ^ wrong
 
+        written = {slot for _, slot in segment.writes}
+        if is_spoilt:
+            self._wrong_states |= written
+        else:
+            self._wrong_states -= written
         life = self._lives[entry.seq_id]
         if not (is_spoilt and entry.seq_id in self._spoilt):
             self.states.advance(segment, entry.start, life, access.epoch, after)

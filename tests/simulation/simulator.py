@@ -184,6 +184,7 @@ class Simulation:
         machine.runner.tick()
         worked = machine.loop.run_once()
         machine.kv.check_invariants()
+        machine.runner.check_states()
         self._check_aborted(told)
         self._check_failed()
         if self._holds_back and machine.scheduler.num_running > max(1, running):
