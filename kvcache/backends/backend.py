@@ -1,7 +1,7 @@
 """Interfaces of the memory that the cache uses: for K and V, and for recurrent states."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -63,10 +63,19 @@ class StepRows(ABC):
     """Runs a backend's kernels over the rows (tokens) of one step. In all methods, ``order`` is a
     layer's ordering handle: a one-element array that makes reads of K and V wait for writes."""
 
-    def __init__(self, native: Any, executor: Any) -> None:
-        """On a CPU, pass a RowTable and CpuWorkers; on a GPU, a MetalRows and a MetalKVBackend."""
-        self.native = native
+    def __init__(
+        self,
+        begin: Callable[[list[tuple[metal_ext.AddressRange, int, int]]], Any],
+        executor: Any,
+        segments: Sequence[Segment],
+        ranges: list[metal_ext.AddressRange],
+    ) -> None:
+        """``begin`` is RowTable with CpuWorkers as executor, or MetalKVBackend.rows with its
+        backend. ``ranges`` are the address ranges by buffer number."""
+        self.native = begin([(ranges[s.buffer], s.start, s.count) for s in segments])
         self._executor = executor
+        self._segments = segments
+        self._ranges = ranges
 
     def append(
         self,

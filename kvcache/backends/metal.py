@@ -43,12 +43,8 @@ class MetalStepRows(StepRows):
         *,
         contiguous: bool,
     ) -> None:
-        """``ranges`` are the address ranges by buffer number. With ``contiguous``, the K of a layer
-        in one range is one array, and so is the V."""
-        rows = kv_backend.rows([(ranges[s.buffer], s.start, s.count) for s in segments])
-        super().__init__(rows, kv_backend)
-        self._segments = segments
-        self._ranges = ranges
+        """With ``contiguous``, the K of a layer in one range is one array, and so is the V."""
+        super().__init__(kv_backend.rows, kv_backend, segments, ranges)
         self._contiguous = contiguous
 
     def _rope(self, rope: metal_ext.RopeTable) -> metal_ext.RopeTable:

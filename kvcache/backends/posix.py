@@ -151,11 +151,7 @@ class NativeStepRows(StepRows):
         ranges: list[metal_ext.AddressRange],
         workers: metal_ext.CpuWorkers,
     ) -> None:
-        """``ranges`` are the address ranges of all buffers, by buffer number."""
-        rows = metal_ext.RowTable([(ranges[s.buffer], s.start, s.count) for s in segments])
-        super().__init__(rows, workers)
-        self._segments = segments
-        self._ranges = ranges
+        super().__init__(metal_ext.RowTable, workers, segments, ranges)
         self._angles: dict[metal_ext.RopeTable, mx.array] = {}
         """The rotation angles (RoPE) of the step's rows. All layers use the same angles."""
 
