@@ -30,6 +30,8 @@ DENSE_MIN_CONTEXT_TOKENS = 4096
 SMALLEST_CONTEXT_TOKENS = 2048
 # The share that recurrent states may take of the memory for K, V and states.
 STATE_SHARE = 1 / 3
+# With more sequences than these, one sequence's slots keep states for later prompts.
+SEQUENCES_WITHOUT_SPARE = 2
 # Sparse buffers may take one part in ADDRESS_PARTS of the GPU's addresses. MLX's arrays and heaps
 # need addresses as well, and the system answers slowly, or not at all, when few are left.
 ADDRESS_PARTS = 4
@@ -206,7 +208,7 @@ def fit(
     budget = _budget(demand, request, shape.bytes_per_token, smallest)
     # The limit of K and V if one allocation (an arena) holds all sequences' K and V.
     arena = request.max_buffer_bytes if request.kv_backend is KVBackend.METAL_DENSE else None
-    num_slots, slot_bytes = 0, 0 if shape.slot is None else shape.slot.slot_bytes
+    num_slots, slot_bytes = 0, shape.slot_bytes
     if slot_bytes:
         kv_bytes = smallest * shape.bytes_per_token + request.settings.heap_bytes
         num_slots = slots_within(budget, slot_bytes, request.max_num_seqs, kv_bytes, arena)
@@ -290,10 +292,9 @@ def slots_within(
     budget: int, slot_bytes: int, max_sequences: int, kv_bytes: int, arena: int | None = None
 ) -> int:
     """Return the number of state slots: as many as fit into a third of the budget and leave
-    ``kv_bytes`` to K and V, but no more than all sequences can use, and no fewer than one running
-    sequence needs plus one. From three sequences on, they are multiples of a sequence's slots.
-    ``arena`` is the limit in bytes if one allocation holds all slots. Raises BudgetError if the
-    fewest slots take the whole budget."""
+    ``kv_bytes`` to K and V, or all that are useful, and no fewer than one sequence needs plus one.
+    Many slots are rounded to whole sequences. ``arena`` is the limit in bytes if one allocation
+    holds all slots. Raises BudgetError if the fewest slots take the whole budget."""
     fewest = SLOTS_PER_SEQUENCE + 1
     if fewest * slot_bytes >= budget:
         raise BudgetError(
@@ -304,16 +305,15 @@ def slots_within(
     share = min(int(budget * STATE_SHARE), budget - kv_bytes)
     room = share if arena is None else min(share, arena)
     slots = room // slot_bytes
-    if slots >= 3 * SLOTS_PER_SEQUENCE:
+    if slots >= (SEQUENCES_WITHOUT_SPARE + 1) * SLOTS_PER_SEQUENCE:
         slots -= slots % SLOTS_PER_SEQUENCE
     return max(fewest, min(useful, slots))
 
 
 def sequences_within(num_slots: int) -> int:
-    """Return the number of sequences that may run. One sequence's slots are left for states that
-    later prompts continue from, unless that leaves less than a chat and a request beside it."""
+    """Return the number of sequences that may run beside the slots that keep states."""
     whole = num_slots // SLOTS_PER_SEQUENCE
-    return max(min(2, whole), whole - 1)
+    return max(min(SEQUENCES_WITHOUT_SPARE, whole), whole - 1)
 
 
 def smallest_context(setting: int | None, model_max_len: int) -> int:
