@@ -197,8 +197,8 @@ def _read_memory(controller: str, limit_name: str, used_name: str) -> Iterator[G
         if limit is None or used is None:
             continue
         stat = _figures(folder / "memory.stat")
-        # Version 1 limits all groups, by almost 2^63 bytes if nobody has set a limit. A container
-        # cannot read the groups around its own, but this field has the least of all limits.
+        # In version 1, a group without a limit has one of almost 2^63 bytes. A container cannot
+        # read the groups around its own, but this field has the least of all limits.
         limit = min(limit, stat.get("hierarchical_memory_limit", limit))
         # The page cache is the first line in version 2, and the second line in version 1.
         cache = max(0, stat.get("file", 0) - stat.get("shmem", 0))

@@ -125,8 +125,7 @@ class KVGroup(ABC):
 
     @abstractmethod
     def cheapest(self) -> float:
-        """Return the worth per byte of what ``evict`` would evict, or NOTHING_TO_EVICT. See
-        UseClock.worth."""
+        """Return the worth per byte of the block or slot of least worth, or NOTHING_TO_EVICT."""
 
     @abstractmethod
     def evict(self) -> None:

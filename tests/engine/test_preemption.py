@@ -23,8 +23,8 @@ ENGINE = replace(
 
 @pytest.mark.parametrize("penalty", [0.0, 0.7])
 def test_answers_go_on_exactly_after_preemption(tmp_path: Path, penalty: float) -> None:
-    """Seeds, penalties and what was said: the same with memory for all and with memory for few. The
-    draw is among four tokens: rounding, which depends on who shares the step, moves few bounds."""
+    """Answers with memory for few sequences equal those with memory for all. Sampling draws among
+    four tokens, so that rounding, which depends on the step's rows, rarely changes a draw."""
     folder = write_model(tmp_path, SPEC, seed=11)
 
     def run(blocks: int) -> tuple[Answers, int]:

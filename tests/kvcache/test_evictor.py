@@ -1,4 +1,4 @@
-"""What is evicted first, of what several groups of layers offer."""
+"""The order of evictions over several groups of layers."""
 
 from dataclasses import dataclass, field
 from typing import cast

@@ -204,8 +204,8 @@ class SlotRunner:
     wasted: list[int] = field(default_factory=list)
     """Requests that had ended when a result of theirs was read."""
     dropped: dict[int, int] = field(default_factory=dict)
-    """The end of what a step that was dropped has written, by sequence; another step writes it
-    again."""
+    """The end of the positions that a dropped step has written, by sequence. Another step writes
+    these positions again."""
     spared: int = 0
     """Sequences that live on when a step of theirs was dropped."""
     set_back: int = 0

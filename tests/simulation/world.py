@@ -106,7 +106,7 @@ class World:
         return int((self.heaps + self.odd_part) * self.layout.heap_bytes)
 
     def heaps_for(self, sequences: float) -> int:
-        """Return the heaps that hold so many sequences of any length."""
+        """Return the number of heaps that hold this many sequences of full length."""
         group = self.layout.groups[0]
         return -(-int(group.blocks_per_buffer * sequences) // group.blocks_per_heap)
 

@@ -227,8 +227,8 @@ def test_the_time_in_the_queue_ends_with_the_step_that_computes_the_first_token(
     for worked in steps(loop):
         clock.now += worked
     seconds, sequences, queue = loop._snapshot().measured
-    # The second one waits for the first one's two steps, each begun and read; nobody asked how long
-    # the third waited.
+    # The second request waits for both steps of the first, which the loop begins and reads in two
+    # turns each. The third has no time of submission.
     assert (sum(queue.counts), queue.total) == (2, 3.0 + 9.0)
     assert sum(seconds.counts) == sum(sequences.counts) == sequences.total == 5
 
