@@ -43,6 +43,8 @@ async def test_counters_rise_with_the_work(http: httpx2.AsyncClient) -> None:
         "quire_step_seconds_count": 9,
         "quire_step_sequences_sum": 9,
         "quire_request_queue_seconds_count": 1,
+        "quire_failed_rows_total": 0,
+        "quire_wasted_rows_total": 0,
     }
     after = before
     for _ in range(200):
@@ -53,8 +55,6 @@ async def test_counters_rise_with_the_work(http: httpx2.AsyncClient) -> None:
         assert value(after, name) - value(before, name) == amount, name
     assert value(after, "quire_step_duration_seconds") > 0
     assert value(after, "quire_step_budget_tokens") > 0
-    assert value(after, "quire_failed_rows_total") == 0
-    assert value(after, "quire_wasted_rows_total") == 0
     assert value(after, "quire_mlx_peak_bytes") >= value(after, "quire_mlx_active_bytes") > 0
 
 
