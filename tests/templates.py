@@ -146,3 +146,90 @@ LLAMA_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>' }}{% endif %}"""
 """As Llama 3's: a call is all of an answer."""
+HARMONY_TEMPLATE = """\
+{%- macro type_of(given) -%}
+    {%- if given.enum -%}
+        {{- '"' + given.enum | join('" | "') + '"' -}}
+    {%- elif given.type == 'integer' or given.type == 'number' -%}
+        {{- 'number' -}}
+    {%- elif given.type == 'object' and given.properties -%}
+        {{- '{\\n' -}}
+        {%- for name, one in given.properties.items() -%}
+            {{- name + ('' if name in (given.required or []) else '?') + ': ' -}}
+            {{- type_of(one) + ('' if loop.last else ', ') -}}
+        {%- endfor -%}
+        {{- '}' -}}
+    {%- elif given.type in ('string', 'boolean', 'object') -%}
+        {{- given.type -}}
+    {%- else -%}
+        {{- 'any' -}}
+    {%- endif -%}
+{%- endmacro -%}
+{%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}
+{{- '<|start|>system<|message|>' + (model_identity or 'You are a model.') + '\\n' }}
+{{- 'Reasoning: ' + reasoning_effort + '\\n\\n' }}
+{{- '# Tools\\n\\n' + builtin_tools | join if builtin_tools else '' }}
+{{- '# Valid channels: analysis, commentary, final.' }}
+{{- '\\nCalls to these tools must go to the commentary channel: functions.' if tools else '' }}
+{{- '<|end|>' }}
+{%- set head = messages[0].content if messages[0].role in ('system', 'developer') else '' %}
+{%- set rest = messages[1:] if messages[0].role in ('system', 'developer') else messages %}
+{%- if head or tools %}
+    {{- '<|start|>developer<|message|>' }}
+    {{- '# Instructions\\n\\n' + head + '\\n\\n' if head else '' }}
+    {%- if tools %}
+        {{- '# Tools\\n\\n## functions\\n\\nnamespace functions {\\n\\n' }}
+        {%- for tool in tools %}
+            {%- set tool = tool.function %}
+            {{- '// ' + tool.description + '\\ntype ' + tool.name + ' = (' }}
+            {%- for name, one in (tool.parameters.properties or {}).items() %}
+                {{- '_: {\\n' if loop.first else '' }}
+                {{- '// ' + one.description + '\\n' if one.description else '' }}
+                {{- name + ('' if name in (tool.parameters.required or []) else '?') + ': ' }}
+                {{- type_of(one) + ',\\n' + ('}' if loop.last else '') }}
+            {%- endfor %}
+            {{- ') => any;\\n\\n' }}
+        {%- endfor %}
+        {{- '} // namespace functions' }}
+    {%- endif %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- set called = namespace(name=none) %}
+{%- for m in rest %}
+    {%- if m.role == 'assistant' %}
+        {%- for text in (m.content, m.thinking) if text and '<|channel|>final<|message|>' in text %}
+            {{- raise_exception('channels are no text') }}
+        {%- endfor %}
+        {%- if 'tool_calls' in m %}
+            {%- set later = namespace(final=false) %}
+            {%- for other in rest[loop.index:] if other.role == 'assistant' %}
+                {%- if 'tool_calls' not in other %}{%- set later.final = true %}{%- endif %}
+            {%- endfor %}
+            {%- set call = m.tool_calls[0].function %}
+            {%- if m.content and m.thinking %}
+                {{- raise_exception('text or thoughts stand before a call, not both') }}
+            {%- elif (m.content or m.thinking) and not later.final %}
+                {{- '<|start|>assistant<|channel|>analysis<|message|>' }}
+                {{- (m.content or m.thinking) + '<|end|>' }}
+            {%- endif %}
+            {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json' }}
+            {{- '<|message|>' + call.arguments | tojson + '<|call|>' }}
+            {%- set called.name = call.name %}
+        {%- else %}
+            {%- if loop.last and not add_generation_prompt and m.thinking %}
+                {{- '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}
+            {%- endif %}
+            {{- '<|start|>assistant<|channel|>final<|message|>' + m.content }}
+            {{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
+            {%- set called.name = none %}
+        {%- endif %}
+    {%- elif m.role == 'tool' %}
+        {{- raise_exception('nobody has called a tool') if called.name is none else '' }}
+        {{- '<|start|>functions.' + called.name + ' to=assistant<|channel|>commentary' }}
+        {{- '<|message|>' + m.content | tojson + '<|end|>' }}
+    {%- elif m.role == 'user' %}
+        {{- '<|start|>user<|message|>' + m.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+"""As gpt-oss': messages with channels; one call in each, and results that name its tool."""

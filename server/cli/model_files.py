@@ -189,7 +189,7 @@ def check_files(
     served = ServedModel(
         model_names(model, settings.server.served_model_name),
         sampling_defaults(model.folder),
-        frozenset(checkpoint.eos_token_ids or tokenizer.end_ids),
+        frozenset(checkpoint.eos_token_ids or tokenizer.end_ids) | tokenizer.answer_end_ids,
         any_name=any_name,
     )
     return tokenizer, served

@@ -15,9 +15,11 @@ from jinja2 import Environment, TemplateSyntaxError, nodes
 from jinja2.meta import find_undeclared_variables
 
 from kvcache.child import Cause, Child, LimitError
-from server.text.calls.tool_format import tool_format
+from server.text.calls.tool_format import ToolFormat, tool_format
 from server.text.calls.written import CallMarks, MarkError
 from server.text.conversation import (
+    ANALYSIS_OPEN,
+    FINAL_OPEN,
     THINK_CLOSE,
     THINK_OPEN,
     Channel,
@@ -34,6 +36,7 @@ from server.text.template_trial import (
     ANSWER,
     LIMITS,
     SYSTEM,
+    TOOL,
     USER,
     TimeLimit,
     TimeUp,
@@ -44,6 +47,8 @@ from server.text.tokenizer_files import TokenizerFiles
 
 NO_REASONING = f"{THINK_OPEN}\n\n{THINK_CLOSE}\n\n"
 LINE = "\n"
+# The end of a message in Harmony, and the beginning of the next one.
+NEXT_MESSAGE = "<|end|><|start|>assistant"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +101,22 @@ def _parts(turn: Turn) -> _Parts:
     return _Parts(reasoning, bool(close), content.lstrip(LINE))
 
 
+def begun_messages(turn: Turn) -> BegunAnswer:
+    """Return the beginning of the answer in ``turn`` in Harmony, as messages."""
+    if not turn.text:
+        return BegunAnswer(ANALYSIS_OPEN if turn.reasoning else "", turn.reasoning)
+    before = f"{ANALYSIS_OPEN}{turn.reasoning}{NEXT_MESSAGE}" if turn.reasoning else ""
+    return BegunAnswer(before + FINAL_OPEN, turn.text)
+
+
 # Variables that a template always gets, and the names of parameters of transformers' functions.
 SUPPLIED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
     | {"self", "conversation", "conversations", "chat_template", "continue_final_message"}
     | {"sanitize_control_tokens", "tokenize", "tokenizer_kwargs", "padding", "truncation", "kwargs"}
     | {"max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"}
+    # gpt-oss's own tools, a browser and Python, would have to run here.
+    | {"builtin_tools"}
 )
 
 
@@ -139,6 +154,7 @@ GuardedT = TypeVar("GuardedT")
 # the values in ascending order.
 EFFORT_NAMES = ("reasoning_effort", "effort", "thinking_effort")
 EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
+HARMONY_EFFORTS = ("low", "medium", "high")
 MARK = "A message in the middle."
 STRANGE = "\U0010fffc"  # a private-use character, with which no real message begins
 # Templates treat a user's message between these tags as the result of a tool.
@@ -180,8 +196,11 @@ class ChatTemplate:
         self.tool_format = tool_format(text or "")
         """The format in which the template shows tool calls, or None if it shows no tool calls."""
         self.text = text or ""
-        self.knows_thoughts = THINK_OPEN in self.text or THINK_CLOSE in self.text
-        """True if the template contains ``<think>`` or ``</think>``."""
+        self.is_harmony = self.tool_format is ToolFormat.HARMONY
+        """True if the template writes messages in Harmony, the format of gpt-oss."""
+        tags = (THINK_OPEN, THINK_CLOSE)
+        self.knows_thoughts = self.is_harmony or any(tag in self.text for tag in tags)
+        """True if the template is in Harmony, or contains ``<think>`` or ``</think>``."""
         self.unusable = ""
         """The reason why this process must not run the template, or "" if it may run."""
 
@@ -216,10 +235,23 @@ class ChatTemplate:
 
     @cached_property
     def takes_several_calls(self) -> bool:
-        calls = [_call(ToolCall(number, "look", "{}"), None) for number in "12"]
-        results = [{"role": "tool", "content": "", "tool_call_id": number} for number in "12"]
-        calling = {"role": "assistant", "content": "", "tool_calls": calls}
-        return bool(self._render_or_nothing([USER, calling, *results]))
+        """True if the template renders all calls of a message."""
+        return MARK in self._render_or_nothing(_calling("look", MARK))
+
+    @cached_property
+    def takes_text_beside_thoughts(self) -> bool:
+        """True if the template renders a message with reasoning, text and a call."""
+        _, calling, result = _calling("look")
+        full = calling | {"content": "Hello", "reasoning_content": "Hello"}
+        return bool(self._render_or_nothing([USER, full, result]))
+
+    @cached_property
+    def needs_descriptions(self) -> bool:
+        """True if the template renders only tools with a description."""
+        bare = {name: value for name, value in TOOL.items() if name != "description"}
+        tools = [[{"type": "function", "function": function}] for function in (TOOL, bare)]
+        described, not_described = (self._render_or_nothing([USER], tools=its) for its in tools)
+        return bool(described) and not not_described
 
     @cached_property
     def takes_no_user(self) -> bool:
@@ -233,10 +265,10 @@ class ChatTemplate:
         prompt = self._render_or_nothing([{"role": "user", "content": guarded}])
         return not prompt or guarded in prompt
 
-    def _render_or_nothing(self, messages: list[Message]) -> str:
+    def _render_or_nothing(self, messages: list[Message], **arguments: Any) -> str:
         """Render messages as a prompt. Return "" if the template raises an error."""
         try:
-            return self._render(messages, add_generation_prompt=True)
+            return self._render(messages, add_generation_prompt=True, **arguments)
         except Exception:
             return ""
 
@@ -249,12 +281,17 @@ class ChatTemplate:
         """Add the reasoning effort, or the nearest effort that the template names, to the arguments
         of the template. Return the conversation unchanged if the template takes no effort."""
         thinking, given = conversation.thinking, dict(conversation.template_arguments)
+        if self.is_harmony and thinking.enabled is False:
+            # These models always reason.
+            thinking = Thinking(effort=EFFORTS[0])
+            conversation = replace(conversation, thinking=thinking)
         name = next((name for name in EFFORT_NAMES if name in self.arguments), None)
         if thinking.effort is None or name is None or name in given:
             return conversation
         spelled = [effort for effort in EFFORTS if re.search(f"['\"]{effort}['\"]", self.text)]
         place = EFFORTS.index(thinking.effort)
-        known = spelled if len(spelled) > 1 else EFFORTS
+        known = spelled if len(spelled) > 1 else [*EFFORTS]
+        known = [*HARMONY_EFFORTS] if self.is_harmony else known
         given[name] = min(known, key=lambda effort: abs(EFFORTS.index(effort) - place))
         budget = None if thinking.budget_is_efforts else thinking.budget
         return replace(
@@ -295,10 +332,14 @@ class ChatTemplate:
     def begun(
         self, conversation: Conversation, prompt: str, *, limit: TimeLimit | None = None
     ) -> BegunAnswer:
-        """Return the beginning of the answer that the client has written. Raises TemplateError."""
+        """Return the beginning of the answer that the client has written. Special tokens that the
+        reasoning in its opening spells get marks. Raises TemplateError."""
         if not conversation.continues:
             return BegunAnswer()
         turn, thinking = conversation.turns[-1], conversation.thinking
+        guarded = self._special_tokens.guarded_text
+        if self.is_harmony:
+            return begun_messages(replace(turn, reasoning=guarded(turn.reasoning)))
         if not self.knows_thoughts:
             return BegunAnswer(text=turn.text)
         closed = ""
@@ -308,13 +349,18 @@ class ChatTemplate:
             if first_channel_of(other) is Channel.CONTENT:
                 closed = other.removeprefix(prompt) if other.startswith(prompt) else NO_REASONING
         thinks = thinking.enabled is not False
-        return begun_answer(turn, prompt, closed=closed, thinks=thinks)
+        begun = begun_answer(turn, prompt, closed=closed, thinks=thinks)
+        return replace(begun, opening=guarded(begun.opening))
 
     def _rendered(
         self, conversation: Conversation, arguments: dict[str, Any], *, finds_boundaries: bool
     ) -> tuple[str, PromptEnds]:
         if not self.takes_several_calls:
             conversation = replace(conversation, turns=with_calls_apart(conversation.turns))
+        if not self.takes_text_beside_thoughts:
+            conversation = replace(conversation, turns=with_text_in_thoughts(conversation.turns))
+        for tool in arguments.get("tools", ()) if self.needs_descriptions else ():
+            tool["function"].setdefault("description", "")
         arguments, marks = self._guarded(arguments), CallMarks(self._guarded)
         late = self.takes_late_system
         alone = self.takes_no_user
@@ -403,6 +449,16 @@ def with_calls_apart(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     return tuple(apart)
 
 
+def with_text_in_thoughts(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """Append the text of each message with reasoning and calls to the reasoning."""
+    return tuple(
+        replace(turn, text="", reasoning=f"{turn.reasoning}\n\n{turn.text}")
+        if turn.text and turn.reasoning and turn.tool_calls
+        else turn
+        for turn in turns
+    )
+
+
 def template_messages(
     conversation: Conversation,
     takes_late_system: bool,
@@ -444,6 +500,13 @@ def _message(turn: Turn, marks: CallMarks | None) -> Message:
     if turn.tool_call_id is not None:
         message["tool_call_id"] = turn.tool_call_id
     return message
+
+
+def _calling(*names: str) -> list[Message]:
+    """Return a conversation with a call of each function, and the results."""
+    turns = [Turn("tool", tool_call_id=name) for name in names]
+    calls = tuple(ToolCall(name, name, "{}") for name in names)
+    return [USER, *(_message(turn, None) for turn in (Turn("assistant", tool_calls=calls), *turns))]
 
 
 def _call(call: ToolCall, marks: CallMarks | None) -> Message:

@@ -18,15 +18,17 @@ class Channel(Enum):
 
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+# The beginnings of an answer's messages in Harmony, the format of gpt-oss.
+ANALYSIS_OPEN, FINAL_OPEN = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
 
 
 def first_channel_of(prompt: str, begun: str = "") -> Channel | None:
     """Return the channel in which an answer begins, or None if the model decides. The end of
     ``prompt`` may open or close reasoning. ``begun`` is the client's beginning of the answer."""
     ending = prompt.rstrip()
-    if ending.endswith(THINK_CLOSE):
+    if ending.endswith((THINK_CLOSE, FINAL_OPEN)):
         return Channel.CONTENT
-    if ending.endswith(THINK_OPEN):
+    if ending.endswith((THINK_OPEN, ANALYSIS_OPEN)):
         return Channel.REASONING
     return Channel.CONTENT if begun else None
 

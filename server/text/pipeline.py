@@ -1,13 +1,15 @@
 """The pipeline that turns the tokens of one answer into deltas.
 
 Four stages follow each other: Detokenize makes characters of tokens, Reasoning splits the reasoning
-off, Calls finds tool calls, and Stop ends the answer at a stop string. Each stage holds back what
-later text may change until its ``finish``. The deltas are the same wherever the text is cut."""
+off, Calls finds tool calls, and Stop ends the answer at a stop string. In Harmony, HarmonyMessages
+does the work of the second and the third. Each stage holds back what later text may change until
+its ``finish``. The deltas are the same wherever the text is cut."""
 
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from re import Match
+from types import MappingProxyType
 
 from engine.types import FinishReason, PrefixReport, SamplingParams, TokenEvent, TokenLogprobs
 from server.text.calls.hermes import HermesCall
@@ -15,6 +17,7 @@ from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, OPENERS, OPENIN
 from server.text.calls.written import Remember, WrittenCall
 from server.text.calls.xml import XmlCall
 from server.text.conversation import THINK_CLOSE, THINK_OPEN, Channel, Tool, first_channel_of
+from server.text.harmony import HarmonyMessages
 from server.text.pieces import (
     AnswerPiece,
     Delta,
@@ -72,15 +75,24 @@ class TextPipeline:
         index: int = 0,
     ) -> None:
         """Without ``options``, the whole answer is content. ``index`` is the answer's index."""
+        self._messages: HarmonyMessages | None = None
+        self._reasoning: Reasoning | HarmonyMessages | None = None
+        self._calls: Calls | HarmonyMessages | None = None
+        if options is not None and options.tool_format is ToolFormat.HARMONY:
+            first = options.first_channel
+            self._messages = HarmonyMessages(options.tools, first, options.max_calls)
+            self._reasoning = self._calls = self._messages
+        elif options is not None:
+            self._reasoning = Reasoning(options)
+            self._calls = Calls(options) if options.tools else None
         self._detokenize = Detokenize(
             tokenizer,
             with_tags=options is not None,
+            signs=MappingProxyType({}) if self._messages is None else tokenizer.signs,
             continues=options is None or bool(options.begun),
         )
-        self._reasoning = None if options is None else Reasoning(options)
-        self._calls = None if options is None or not options.tools else Calls(options)
         self._stop = Stop(stop)
-        stages = (self._reasoning, self._calls, self._stop)
+        stages = dict.fromkeys((self._reasoning, self._calls, self._stop))
         self._stages = [stage for stage in stages if stage is not None]
         self._params = params
         self._index = index
@@ -147,8 +159,10 @@ class TextPipeline:
     def _take_token(
         self, token_id: int, logprobs: TokenLogprobs | None, tokens: list[TokenReport]
     ) -> list[AnswerPiece]:
-        """Feed a token to the stages, and add it to ``tokens`` if it has log-probabilities."""
+        """Feed a token to the stages. Add it to ``tokens`` if it has log-probabilities and belongs
+        to no header."""
         thinking = self._reasoning is not None and self._reasoning.is_open
+        in_header = self._in_header
         self.completion_tokens += 1
         self.reasoning_tokens += thinking
         if token_id in self._params.stop_token_ids:
@@ -156,14 +170,17 @@ class TextPipeline:
             if logprobs is not None and self._reasoning is None:
                 tokens.append(TokenReport(token_id, logprobs, self._detokenize.chars))
             return []
-        text = self._detokenize.feed(token_id)
-        if logprobs is not None:
-            tokens.append(TokenReport(token_id, logprobs, self._detokenize.offset))
-            self._held += [] if thinking else tokens[-1:]
-        pieces = _text(Channel.CONTENT, text)
+        pieces = _text(Channel.CONTENT, self._detokenize.feed(token_id))
         for stage in self._stages:
             pieces = [new for piece in pieces for new in stage.feed(piece)]
+        if logprobs is not None and not in_header and not self._in_header:
+            tokens.append(TokenReport(token_id, logprobs, self._detokenize.offset))
+            self._held += [] if thinking else tokens[-1:]
         return self._with_tokens(pieces)
+
+    @property
+    def _in_header(self) -> bool:
+        return self._messages is not None and self._messages.in_header
 
     def _end(self, finish: FinishReason | None) -> list[AnswerPiece]:
         """Finish all stages and return the last pieces. ``finish`` is the engine's reason."""
@@ -205,15 +222,18 @@ class Detokenize:
         *,
         with_tags: bool = False,
         with_special: bool = False,
+        signs: Mapping[int, str] = MappingProxyType({}),
         continues: bool = False,
     ) -> None:
         """``with_tags`` keeps the tags around reasoning and calls. ``with_special`` keeps all
-        special tokens. ``continues`` keeps a leading space, because the answer continues a text."""
+        special tokens. ``signs`` replaces tokens by one character each. ``continues`` keeps a
+        leading space, because the answer continues a text."""
         self.chars = 0
         """The number of characters that ``feed`` has returned."""
         self.offset = 0
         """The number of characters before the first character of the token that was fed last."""
         self._tokenizer = tokenizer
+        self._signs = signs
         tags = tokenizer.special_tag_ids if with_tags else frozenset[int]()
         self._hidden = frozenset[int]() if with_special else tokenizer.special_ids - tags
         # The UTF-8 decoder holds the bytes of one character at most, so a token's cost is constant.
@@ -224,6 +244,9 @@ class Detokenize:
     def feed(self, token_id: int) -> str:
         """Take in a token and return the text that it completes, which may be empty."""
         self.offset = self.chars
+        if token_id in self._signs:
+            self._is_whole = True
+            return self.finish() + self._signs[token_id]
         raw = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
         if not raw:
             return ""

@@ -19,6 +19,7 @@ from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 from server.text.chat_template import ChatTemplate, PromptEnds
 from server.text.conversation import THINK_CLOSE, THINK_OPEN, Conversation
 from server.text.encoder import Encoder, SpecialTokens, in_groups, pieces_of, tokens_within
+from server.text.harmony import ANSWER_ENDS, SIGNS
 from server.text.template_trial import TimeLimit
 from server.text.tokenizer_files import TOKENIZER_FILE, TokenizerError, read_tokenizer
 
@@ -138,11 +139,16 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tag_ids = frozenset(i for i in self.special_ids if added[i].content in TAGS)
         """The ids of tags around reasoning and calls, if the tokenizer declares them special."""
+        self.signs = {i: SIGNS[added[i].content] for i in added if added[i].content in SIGNS}
+        """The sign of each token that structures answers in Harmony, by the token's id."""
         guarded = (
             () if settings.interpret_special_tokens else self.special_ids - self.special_tag_ids
         )
         self._special_tokens = SpecialTokens(added[i].content for i in sorted(guarded))
         self.template = ChatTemplate(files, self._special_tokens)
+        ends = ANSWER_ENDS if self.template.is_harmony else ()
+        self.answer_end_ids = frozenset(i for i in added if added[i].content in ends)
+        """The ids of tokens that end answers in the template's format, whatever the files say."""
         vocabulary = self.fast.get_vocab(with_added_tokens=True)
         if not self.fast.get_vocab(with_added_tokens=False):
             raise TokenizerError(f"{path / TOKENIZER_FILE}: it has no tokens")
@@ -256,7 +262,7 @@ class Tokenizer:
         )
         begun = self.template.begun(conversation, prompt, limit=limit)
         ends = PromptEnds(*(sum(map(len, pieces_of(prompt[:end]))) for end in ends))
-        prompt += self._special_tokens.guarded_text(begun.opening + begun.text)
+        prompt += begun.opening + self._special_tokens.guarded_text(begun.text)
         return pieces_of(prompt), ends, begun.text
 
     def _encode_rendered(self, pieces: list[str], ends: PromptEnds, begun: str) -> EncodedText:

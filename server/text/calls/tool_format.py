@@ -10,6 +10,7 @@ CALL_ID_BYTES = 12
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION_OPEN = "<function="
 PYTHON_TAG = "<|python_tag|>"
+HARMONY_HEADER = "<|start|>assistant<|channel|>"
 TOOL_NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 # Templates show Llama 3 calls in this form. Tools have a similar form, but also a description.
 LLAMA_CALL = re.compile(r'\{\\?"name\\?":(?:(?!description)[^{}])*\\?"parameters\\?":')
@@ -24,6 +25,8 @@ class ToolFormat(Enum):
     """``<function=f><parameter=x>1</parameter></function>``, with values on lines of their own."""
     LLAMA = "llama"
     """``{"name": "f", "parameters": {"x": 1}}`` as the whole answer."""
+    HARMONY = "harmony"
+    """A call is one of the messages of which the whole answer consists (``harmony.py``)."""
 
 
 # Models open calls with these tags. Some omit <tool_call> if the call begins a line.
@@ -32,11 +35,14 @@ OPENING = {
     ToolFormat.HERMES: re.compile(f"({CALL_OPEN})"),
     ToolFormat.XML: re.compile(f"({CALL_OPEN}|^{FUNCTION_OPEN})", re.MULTILINE),
     ToolFormat.LLAMA: re.compile(rf"\A\s*({re.escape(PYTHON_TAG)}|(?=\{{))"),
+    ToolFormat.HARMONY: re.compile(r"(?!)"),  # no text of a message opens a call
 }
 
 
 def tool_format(template: str) -> ToolFormat | None:
     """Return the call format that a chat template shows to its model, or None without one."""
+    if HARMONY_HEADER in template:
+        return ToolFormat.HARMONY
     if CALL_OPEN not in template:
         return ToolFormat.LLAMA if LLAMA_CALL.search(template) else None
     return ToolFormat.XML if FUNCTION_OPEN in template else ToolFormat.HERMES

@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from engine.types import TokenConstraint
+from server.text.calls.tool_format import ToolFormat
 from server.text.conversation import Channel
 from server.text.grammar.constraint_spec import ConstraintSpec, spec_json, spec_of_json
 from server.text.grammar.constraints import (
+    AnalysisBudget,
     CompiledGrammar,
     GrammarConstraint,
     LazyCalls,
@@ -125,7 +127,9 @@ class GrammarCompiler:
             return None
         grammar = grammar or await self.grammar(spec)
         answer = None if grammar is None else await self._answer(spec, begun, grammar)
-        if answer is not None and spec.first_channel is Channel.CONTENT:
+        if spec.tool_format is ToolFormat.HARMONY and spec.has_budget:
+            return AnalysisBudget(answer, self._vocabulary, spec)
+        if spec.tool_format is ToolFormat.HARMONY or spec.first_channel is Channel.CONTENT:
             return answer
         return ReasoningConstraint(
             answer, self._vocabulary, spec.first_channel, spec.thinking_budget

@@ -36,7 +36,13 @@ class ConstraintSpec:
     def is_lazy(self) -> bool:
         """True if the grammar constrains only optional calls, each after its opening tag."""
         is_optional = not self.must_call and self.output is None
-        return is_optional and self.tool_format is not ToolFormat.LLAMA
+        return is_optional and self.tool_format in (ToolFormat.HERMES, ToolFormat.XML)
+
+    @property
+    def opened(self) -> Channel | None:
+        """The channel of the message that the grammar begins in, or None if it begins in a header.
+        Only in Harmony the grammar is of the whole answer, and else of its content."""
+        return self.first_channel if self.tool_format is ToolFormat.HARMONY else Channel.CONTENT
 
     @property
     def has_budget(self) -> bool:
@@ -74,6 +80,7 @@ def spec_json(spec: ConstraintSpec, max_bytes: int) -> str:
         "tool_format": spec.tool_format.value,
         "must_call": spec.must_call,
         "parallel": spec.parallel,
+        "opened": None if spec.opened is None else spec.opened.value,
     }
     pieces, size = list[str](), 0
     try:
@@ -101,4 +108,5 @@ def spec_of_json(text: str) -> ConstraintSpec:
         tool_format=ToolFormat(form["tool_format"]),
         must_call=form["must_call"],
         parallel=form["parallel"],
+        first_channel=None if form["opened"] is None else Channel(form["opened"]),
     )

@@ -11,8 +11,11 @@ from llguidance import LLMatcher
 from engine.types import FormLimitError, TokenConstraint
 from server.text.calls.tool_format import CALL_OPEN
 from server.text.conversation import THINK_CLOSE, THINK_OPEN, Channel
+from server.text.grammar.constraint_spec import ConstraintSpec
 from server.text.grammar.grammar_errors import GrammarError, UnfitBeginningError, limit_of, meaning
 from server.text.grammar.vocabulary import Vocabulary, set_bits
+from server.text.harmony import HarmonyMessages
+from server.text.pieces import TextPiece
 
 READ_TOGETHER = 16  # number of tokens that one call of llguidance reads
 # One slow mask (bits of allowed tokens) per answer is tolerated: garbage collection may cause it.
@@ -274,3 +277,48 @@ class ReasoningConstraint:
     def _say(self, token_id: int) -> None:
         if self._answer is not None:
             self._answer.accept(token_id)
+
+
+class AnalysisBudget:
+    """Ends the reasoning of an answer in Harmony when its token budget is spent: forces the end of
+    the message and a header, whose channel is the model's choice among the others. The constraint
+    ``answer``, if not None, applies to the whole answer."""
+
+    def __init__(
+        self, answer: TokenConstraint | None, vocabulary: Vocabulary, spec: ConstraintSpec
+    ) -> None:
+        self._answer = answer
+        self._vocabulary = vocabulary
+        self._spec = spec
+        self._left = spec.thinking_budget or 0
+        self._messages = HarmonyMessages(spec.tools, spec.first_channel, None)
+        self._forced: list[int] = []
+        channels = ("final", "commentary") if spec.tools else ("final",)
+        self._others = [vocabulary.tokens(channel)[0] for channel in channels]
+        self._opens = False
+        """True after the forced header, where the name of a channel must follow."""
+
+    def fill_mask(self, row: np.ndarray) -> bool:
+        if self._messages.is_open and self._left <= 0:
+            self._forced = self._forced or list(self._vocabulary.after_analysis)
+        if self._forced or self._opens:
+            allowed = np.zeros_like(row)
+            set_bits(allowed, self._forced[:1] or self._others)
+            is_held = not self._forced and self._answer is not None and self._answer.fill_mask(row)
+            row[:] = row & allowed if is_held else allowed
+            return True
+        return self._answer is not None and self._answer.fill_mask(row)
+
+    def accept(self, token_id: int) -> None:
+        if self._answer is not None:
+            self._answer.accept(token_id)
+        self._left -= self._messages.is_open
+        self._opens = self._forced == [token_id]
+        del self._forced[:1]
+        text = self._vocabulary.signs.get(token_id)
+        text = text or self._vocabulary.token_bytes(token_id).decode(errors="replace")
+        self._messages.feed(TextPiece(Channel.CONTENT, text))
+
+    def copy(self) -> "AnalysisBudget":
+        answer = None if self._answer is None else self._answer.copy()
+        return AnalysisBudget(answer, self._vocabulary, self._spec)

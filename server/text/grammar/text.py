@@ -9,11 +9,12 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, ToolFormat
-from server.text.conversation import OutputFormat, Tool
+from server.text.conversation import Channel, OutputFormat, Tool
 from server.text.grammar.constraint_spec import TOOLS_PARAM, ConstraintSpec
 from server.text.grammar.grammar_errors import STRICT, GrammarError, Relaxation, errors_of
 from server.text.grammar.schemas import MAX_PATTERNS, check_repeats, check_schema
 from server.text.grammar.xml_values import JsonText, Parameter, lark_string, xml_parameters
+from server.text.harmony import ANSWERER, FUNCTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class TokenizerFacts:
     stop_ids: list[int]
     """Ids of tokens that end an answer."""
     tags: dict[str, list[int]]
-    """``{tag around calls: token ids of the tag}``."""
+    """``{tag around calls, or token of Harmony: its token ids}``."""
     names: dict[str, int]
     """``{name of an added token in grammars: id of the token}``."""
 
@@ -60,6 +61,8 @@ MAX_RULES = 500
 # ``{call format: (key of a call's arguments, text before and after a call)}``.
 JSON_CALLS = {ToolFormat.HERMES: ("arguments", LINE), ToolFormat.LLAMA: ("parameters", "")}
 ANY_OBJECT = {"type": "object"}
+# A Lark terminal for any text between added tokens.
+TEXT = "TEXT: /(?s:.*)/"
 
 
 def grammar_text(
@@ -80,6 +83,9 @@ def grammar_text(
                 for tool, relaxed in relaxed_tools
             }
             grammar.add_calls(tools, spec.tool_format, spec.is_lazy)
+    if spec.tool_format is ToolFormat.HARMONY:
+        return grammar.text(grammar.add_messages(ways, spec))
+    if spec.tools:
         is_llama = spec.tool_format is ToolFormat.LLAMA
         if is_llama and not spec.must_call and spec.output is None:
             grammar.rules.append(NO_CALL)
@@ -175,12 +181,14 @@ class CallGrammar:
         """Add the rule ``call`` for one call of any tool. ``tools`` is ``{name: (schema of the
         arguments, relaxation)}``. If ``opened``, the opening tag is already written. Raises
         GrammarError."""
-        is_bare = tool_format is ToolFormat.LLAMA
+        is_bare = tool_format in (ToolFormat.LLAMA, ToolFormat.HARMONY)
         before = "" if opened or is_bare else self._tag(CALL_OPEN)
         after = "" if is_bare else self._tag(CALL_CLOSE)
         calls = [f"call_{number}" for number in range(len(tools))]
         for rule, (name, (schema, relaxation)) in zip(calls, tools.items(), strict=True):
-            if tool_format is ToolFormat.XML:
+            if tool_format is ToolFormat.HARMONY:
+                self._add_message(rule, name, schema)
+            elif tool_format is ToolFormat.XML:
                 self._add_xml(rule, name, xml_parameters(schema, relaxation, f"{name}#"))
             else:
                 self._add_json(rule, name, schema, *JSON_CALLS[tool_format])
@@ -196,6 +204,31 @@ class CallGrammar:
         lark = "\n".join([f"start: {start}", *self.rules])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *self.parts]})
 
+    def add_messages(self, contents: list[str], spec: ConstraintSpec) -> str:
+        """Add the rules of Harmony's messages. ``contents`` are what the final message may consist
+        of. Return the body of the rule named start."""
+        if not contents and not spec.must_call:
+            contents = ["TEXT"]
+        channel, message = self._tag("<|channel|>"), self._tag("<|message|>")
+        self.rules += [
+            TEXT,
+            f'other: {self._tag("<|end|>")} {self._tag("<|start|>")} "{ANSWERER}"',
+            f'thought: {channel} "analysis" {message} TEXT other',
+            f'preamble: {channel} "commentary" {message} TEXT other',
+        ]
+        last = ["call"] if spec.tools else []
+        last += [f'{channel} "final" {message} ({each})' for each in contents]
+        first = {
+            Channel.CONTENT: " | ".join(contents),
+            Channel.REASONING: "TEXT other before* last",
+            None: "before* last",
+        }
+        self.rules += [
+            f"before: thought{' | preamble' if spec.tools and not spec.must_call else ''}",
+            f"last: {' | '.join(last)}",
+        ]
+        return first[spec.opened]
+
     def _tag(self, tag: str) -> str:
         """Return a tag for a rule, as one token if the tokenizer has a token for the tag."""
         ids = self.tag_tokens[tag]
@@ -208,6 +241,16 @@ class CallGrammar:
         head = lark_string(f'{around}{{"name": {quoted}, "{key}": ')
         arguments = self.add_part(f"{rule}_arguments", _json(schema))
         self.rules.append(f"{rule}: {head} {arguments} {lark_string('}' + around)}")
+
+    def _add_message(self, rule: str, name: str, schema: dict[str, Any]) -> None:
+        """Add a call in Harmony. Its recipient is in the role's part or the channel's part of the
+        header. gpt-oss writes the first, and its chat template writes the second."""
+        channel, message = self._tag("<|channel|>"), self._tag("<|message|>")
+        recipient = lark_string(f" to={FUNCTIONS}{name}")
+        kind = f'" "? ({self._tag("<|constrain|>")}? "json")?'
+        heads = f'{channel} "commentary" {recipient} | {recipient} {channel} "commentary"'
+        arguments = self.add_part(f"{rule}_arguments", _json(schema))
+        self.rules.append(f"{rule}: ({heads}) {kind} {message} {arguments}")
 
     def _add_xml(self, rule: str, name: str, parameters: list[Parameter]) -> None:
         parts = [lark_string(f"{LINE}<function={name}>{LINE}")]

@@ -10,6 +10,7 @@ from llguidance import LLTokenizer
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN
 from server.text.conversation import THINK_CLOSE, THINK_OPEN
 from server.text.grammar.text import TokenizerFacts
+from server.text.harmony import TOKENS
 from server.text.tokenizer import Tokenizer
 
 WORD_BITS = 32
@@ -32,6 +33,8 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self.open_id: int | None = tokenizer.fast.token_to_id(THINK_OPEN)
         self.close_ids = self.tokens(THINK_CLOSE)
+        self.signs = tokenizer.signs
+        self.after_analysis = self.tokens("<|end|><|start|>assistant<|channel|>")
         breaks = map(self.tokens, LINE_BREAKS)
         self.line_breaks = frozenset(ids[0] for ids in breaks if len(ids) == 1)
 
@@ -117,7 +120,7 @@ class GrammarTokenizer:
             raise VocabularyError("the model's tokenizer does not work on bytes") from error
         self.text = text.encode()
         """The tokenizer as JSON, for the worker process."""
-        tags = {tag: list(vocabulary.tokens(tag)) for tag in (CALL_OPEN, CALL_CLOSE)}
+        tags = {tag: list(vocabulary.tokens(tag)) for tag in (CALL_OPEN, CALL_CLOSE, *TOKENS)}
         self.facts = TokenizerFacts(vocabulary.size, stop_ids, tags, vocabulary.names)
 
 

@@ -6,6 +6,7 @@ from typing import cast
 
 from engine.types import FinishReason, SamplingParams, TokenEvent
 from server.text.conversation import Channel, Tool
+from server.text.harmony import SIGNS
 from server.text.pieces import (
     AnswerPiece,
     Delta,
@@ -33,16 +34,19 @@ PARAMS = SamplingParams(max_tokens=1000)
 
 
 class SpelledTokens:
-    """A tokenizer whose token 0, 1, ... has the text ``parts[0]``, ``parts[1]``, ..."""
+    """A tokenizer whose token 0, 1, ... has the text ``parts[0]``, ``parts[1]``, ... Those that
+    are a token of Harmony's have its sign."""
 
     special_ids = special_tag_ids = frozenset[int]()
     drops_space = False
 
-    def __init__(self, parts: Sequence[str]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[str | bytes]) -> None:
+        self._parts = [part.encode() if isinstance(part, str) else part for part in parts]
+        texts = [part.decode(errors="replace") for part in self._parts]
+        self.signs = {number: SIGNS[text] for number, text in enumerate(texts) if text in SIGNS}
 
     def token_bytes(self, token_id: int) -> bytes:
-        return self._parts[token_id].encode() if token_id < len(self._parts) else b""
+        return self._parts[token_id] if token_id < len(self._parts) else b""
 
 
 def deltas_of(

@@ -259,7 +259,7 @@ async def test_calls_in_xml_satisfy_them_too(tokenizer: Tokenizer) -> None:
         assert not takes(constraint, tokenizer, text)
 
 
-@pytest.mark.parametrize("form", ToolFormat)
+@pytest.mark.parametrize("form", CALLS)
 async def test_a_tool_without_a_schema_takes_any_object(
     tokenizer: Tokenizer, form: ToolFormat
 ) -> None:
@@ -329,7 +329,7 @@ async def test_parameters_are_an_object_whatever_their_schema_leaves_out(
     assert not takes(constraint, tokenizer, NOW_CALL.replace("{}", "[]"))
 
 
-@pytest.mark.parametrize("form", ToolFormat)
+@pytest.mark.parametrize("form", CALLS)
 @pytest.mark.parametrize("special", [True, False])
 async def test_tags_that_are_tokens_are_written_as_such(
     tmp_path: Path, form: ToolFormat, special: bool
@@ -392,7 +392,7 @@ async def test_names_of_tools_may_be_anything_that_json_can_write(tokenizer: Tok
     assert takes(constraint, tokenizer, NOW_CALL.replace("now", 'a\\"\\\\é'))
 
 
-@pytest.mark.parametrize("form", ToolFormat)
+@pytest.mark.parametrize("form", CALLS)
 @pytest.mark.parametrize("seed", range(3))
 async def test_calls_at_random_are_whole(tokenizer: Tokenizer, form: ToolFormat, seed: int) -> None:
     constraint = await compiled(tokenizer, calls(PLACE, NOW, tool_format=form))
