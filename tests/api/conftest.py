@@ -10,12 +10,14 @@ import pytest
 import pytest_asyncio
 
 from engine.types import Request
+from server.text.harmony import TOKENS
 from server.text.tokenizer import Tokenizer
 from tests.api.table import Behaviour
 from tests.api.wire import Answer, Api
 from tests.engines import VOCAB
-from tests.models import write_tokenizer
+from tests.models import SPECIAL_TOKENS, write_tokenizer
 from tests.server.harness import END, Engine, Json, engine_fixture, ids_of, recorded, told
+from tests.templates import HARMONY_TEMPLATE
 
 MAX_LEN = 900
 
@@ -28,9 +30,11 @@ class Server:
     engine: Engine
     tokenizer: Tokenizer
     heard: list[Request]
+    end: str = END
+    """The token that ends what the model says; "": it says that itself."""
 
     def says(self, text: str | None) -> None:
-        self.engine.script[:] = [] if text is None else ids_of(self.tokenizer, text + END)
+        self.engine.script[:] = [] if text is None else ids_of(self.tokenizer, text + self.end)
 
     def read_prompt(self, request: Request) -> str:
         return self.tokenizer.fast.decode(list(request.prompt_ids), skip_special_tokens=False)
@@ -87,6 +91,23 @@ async def started(engine: Engine, tokenizer: Tokenizer) -> AsyncIterator[Server]
     engine.client.submit = noted  # type: ignore[method-assign]
     async with told(engine, tokenizer) as http:
         yield Server(http, engine, tokenizer, heard)
+
+
+@pytest.fixture(scope="session")
+def harmony_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("harmony")
+    write_tokenizer(folder, VOCAB, template=HARMONY_TEMPLATE, special=(*SPECIAL_TOKENS, *TOKENS))
+    return Tokenizer(folder)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def harmony(engine: Engine, harmony_tokenizer: Tokenizer) -> AsyncIterator[Server]:
+    """A server of a model like gpt-oss."""
+    heard, noted = recorded(engine)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.client, "submit", noted)
+        async with told(engine, harmony_tokenizer) as http:
+            yield Server(http, engine, harmony_tokenizer, heard, end="")
 
 
 @pytest.fixture

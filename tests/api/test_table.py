@@ -4,7 +4,17 @@ import json
 
 import pytest
 
-from tests.api import blocks, calls, conversations, forms, items, parameters, texts, thoughts
+from tests.api import (
+    blocks,
+    calls,
+    conversations,
+    forms,
+    harmony_rows,
+    items,
+    parameters,
+    texts,
+    thoughts,
+)
 from tests.api.conftest import Server
 from tests.api.table import (
     ALL,
@@ -44,6 +54,18 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_what_comes_back_is_what_was_wanted(
     server: Server, row: Behaviour, api: Api, streamed: bool
 ) -> None:
+    await compare(server, row, api, streamed=streamed)
+
+
+@pytest.mark.parametrize(("row", "api", "streamed"), list_behaviours(harmony_rows.BEHAVIOURS))
+async def test_a_model_that_writes_channels_is_read_as_one(
+    harmony: Server, row: Behaviour, api: Api, streamed: bool
+) -> None:
+    await compare(harmony, row, api, streamed=streamed)
+
+
+async def compare(server: Server, row: Behaviour, api: Api, *, streamed: bool) -> None:
+    """Ask, and compare what comes back and what the engine has heard with the row."""
     response = await server.check(api, row, streamed=streamed)
     (request,) = server.heard
     if row.prompt is not None:

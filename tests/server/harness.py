@@ -297,7 +297,7 @@ async def told(
     """A client of a model that says what it is told from now on, and ends with END."""
     engine.script.clear()
     config = Config(limits=LimitsSection(**limits))
-    end = frozenset({token_id(tokenizer, END)})
+    end = tokenizer.answer_end_ids or frozenset({token_id(tokenizer, END)})
     async with serving(engine.client, tokenizer, config, stop_token_ids=end) as (_, client):
         yield client
 
