@@ -233,3 +233,21 @@ HARMONY_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
 """As gpt-oss': messages with channels; one call in each, and results that name its tool."""
+GEMMA_TEMPLATE = """\
+{{- bos_token }}
+{%- set system = messages[0].role == 'system' %}
+{%- if system and not folds %}{{- raise_exception('nobody speaks first but users') }}{%- endif %}
+{%- set rest = messages[1:] if system else messages %}
+{%- for m in rest %}
+    {%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('users and assistants take turns') }}
+    {%- endif %}
+    {{- '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' }}
+    {{- messages[0].content + '\\n\\n' if system and loop.first else '' }}
+    {{- m.content | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}"""
+GEMMA_2_TEMPLATE = "{%- set folds = false %}" + GEMMA_TEMPLATE
+"""As Gemma 2's: users and the model take turns, and nobody else."""
+GEMMA_3_TEMPLATE = "{%- set folds = true %}" + GEMMA_TEMPLATE
+"""As Gemma 3's: a system message stands in the first user's."""

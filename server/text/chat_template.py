@@ -234,6 +234,16 @@ class ChatTemplate:
         return MARK in self._render_or_nothing(talk)
 
     @cached_property
+    def takes_system(self) -> bool:
+        """True if the template renders a system message."""
+        return MARK in self._render_or_nothing([{"role": "system", "content": MARK}, USER])
+
+    @cached_property
+    def wants_turns(self) -> bool:
+        """True if the template refuses a message after another one of the same role."""
+        return bool(self._render_or_nothing([USER])) and not self._render_or_nothing([USER, USER])
+
+    @cached_property
     def takes_several_calls(self) -> bool:
         """True if the template renders all calls of a message."""
         return MARK in self._render_or_nothing(_calling("look", MARK))
@@ -355,6 +365,9 @@ class ChatTemplate:
     def _rendered(
         self, conversation: Conversation, arguments: dict[str, Any], *, finds_boundaries: bool
     ) -> tuple[str, PromptEnds]:
+        if self.wants_turns or not self.takes_system:
+            turns = in_turns(conversation.turns, keeps_system=self.takes_system)
+            conversation = replace(conversation, turns=turns)
         if not self.takes_several_calls:
             conversation = replace(conversation, turns=with_calls_apart(conversation.turns))
         if not self.takes_text_beside_thoughts:
@@ -447,6 +460,29 @@ def with_calls_apart(turns: Sequence[Turn]) -> tuple[Turn, ...]:
                     results.remove(result)
                     rest.remove(result)
     return tuple(apart)
+
+
+def in_turns(turns: Sequence[Turn], *, keeps_system: bool) -> tuple[Turn, ...]:
+    """Join neighbouring messages of the same role, and make the first message after the system's a
+    user's. Later system messages become users', and all of them unless ``keeps_system``."""
+    joined: list[Turn] = []
+    for turn in turns:
+        before = joined[-1] if joined else None
+        begins = before is None or before.role == "system"
+        if turn.role == "system" and not (keeps_system and begins):
+            turn = replace(turn, role="user")
+        if begins and turn.role not in ("system", "user"):
+            joined.append(Turn("user"))
+        elif before is not None and before.role == turn.role and _is_plain(before, turn):
+            text = f"{joined.pop().text}\n\n{turn.text}"
+            turn = replace(turn, text=text, reasoning=before.reasoning + turn.reasoning)
+        joined.append(turn)
+    return tuple(joined)
+
+
+def _is_plain(*turns: Turn) -> bool:
+    """Return True if the turns are neither calls nor results."""
+    return not any(turn.tool_calls or turn.tool_call_id for turn in turns)
 
 
 def with_text_in_thoughts(turns: Sequence[Turn]) -> tuple[Turn, ...]:

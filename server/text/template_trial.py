@@ -95,6 +95,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"messages": [SYSTEM, USER, ANSWER, USER]},
     {"messages": [USER, ANSWER, SYSTEM, USER]},
     {"messages": [SYSTEM, ANSWER]},
+    {"messages": [USER, USER]},
     {"messages": [SYSTEM, {"role": "user", "content": ""}, ANSWER]},
     {"messages": [USER], "tools": [{"type": "function", "function": TOOL}]},
     {"messages": [USER], "enable_thinking": False},
