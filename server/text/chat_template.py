@@ -30,6 +30,7 @@ from server.text.conversation import (
     first_channel_of,
 )
 from server.text.encoder import SpecialTokens
+from server.text.harmony import SPELLED, START
 from server.text.json_object import json_object
 from server.text.template_sandbox import Generation, Message, render_template
 from server.text.template_trial import (
@@ -49,6 +50,7 @@ NO_REASONING = f"{THINK_OPEN}\n\n{THINK_CLOSE}\n\n"
 LINE = "\n"
 # The end of a message in Harmony, and the beginning of the next one.
 NEXT_MESSAGE = "<|end|><|start|>assistant"
+HARMONY_CALL = "<|start|>assistant", "<|call|>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +376,7 @@ class ChatTemplate:
             conversation = replace(conversation, turns=with_text_in_thoughts(conversation.turns))
         for tool in arguments.get("tools", ()) if self.needs_descriptions else ():
             tool["function"].setdefault("description", "")
-        arguments, marks = self._guarded(arguments), CallMarks(self._guarded)
+        arguments, marks = self._guarded(arguments), self._new_marks()
         late = self.takes_late_system
         alone = self.takes_no_user
         messages = self._guarded(template_messages(conversation, late, alone, marks))
@@ -386,7 +388,7 @@ class ChatTemplate:
             if not marks:
                 raise
             # The template fails with marks, or moves or drops some, so render without marks.
-            marks = CallMarks(self._guarded)
+            marks = self._new_marks()
             messages = self._guarded(template_messages(conversation, late, alone))
             prompt = written = self._render(messages, **arguments)
         system = list(takewhile(lambda message: message["role"] == "system", messages))
@@ -407,6 +409,11 @@ class ChatTemplate:
             return len(marks.replace(written[:end], is_whole=False))
         except MarkError:
             return 0
+
+    def _new_marks(self) -> CallMarks:
+        if not self.is_harmony:
+            return CallMarks(self._guarded)
+        return CallMarks(lambda text: self._guarded(text).translate(SPELLED), HARMONY_CALL)
 
     def _guarded(self, value: GuardedT) -> GuardedT:
         guarded: GuardedT = self._special_tokens.guarded(value) if self.keeps_marks else value
@@ -547,7 +554,11 @@ def _calling(*names: str) -> list[Message]:
 
 def _call(call: ToolCall, marks: CallMarks | None) -> Message:
     if marks is not None and call.written is not None:
-        function = {"name": marks.add(call.written), "arguments": {}}
+        mark = marks.add(call.written)
+        function: Message = {"name": mark, "arguments": {}}
+        if call.written[0] == START:
+            # In Harmony, a result repeats the name of its call.
+            function = {"name": call.name, "arguments": {mark: ""}}
     else:
         function = {"name": call.name, "arguments": arguments_object(call.arguments)}
     return {"id": call.id, "type": "function", "function": function}

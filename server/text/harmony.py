@@ -18,6 +18,7 @@ import re
 
 from server.text.calls.hermes import JsonMender
 from server.text.calls.tool_format import is_called, new_call_id
+from server.text.calls.written import Remember, WrittenCall
 from server.text.conversation import Channel, Tool
 from server.text.pieces import AnswerPiece, TextPiece, ToolCallArguments, ToolCallStart
 
@@ -33,6 +34,7 @@ TOKENS = (
 # The pipeline reads each of these tokens as a sign, a lone surrogate. A text that only spells a
 # token has none, because no decoded text contains surrogates.
 SIGNS = {token: chr(0xD800 + number) for number, token in enumerate(TOKENS)}
+SPELLED = str.maketrans({sign: token for token, sign in SIGNS.items()})
 START, CHANNEL, CONSTRAIN, MESSAGE, *_ = SIGNS.values()
 SIGN = re.compile(f"([{START}-{SIGNS[TOKENS[-1]]}])")
 # The last two tokens end an answer.
@@ -46,30 +48,45 @@ MAX_HEADER_CHARS = 1024
 BETWEEN_MESSAGES = "\n\n"
 
 
-class CallArguments:
-    """Repairs a call's arguments as they stream in. A text that is no object stays as it is."""
+class HarmonyCall:
+    """Reads a call's arguments, which it repairs as they stream in. A text that is no object stays
+    as it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int, name: str, header: str) -> None:
+        """``header`` comes after the token that starts the message."""
+        self.start = ToolCallStart(index, new_call_id(), name)
         self._json = JsonMender()
         self._is_object: bool | None = None
         """It is None before the first visible character."""
+        self._told: list[str] = []
+        self._text = [f"{START}{ANSWERER}{header.removeprefix(ANSWERER)}{MESSAGE}"]
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: str) -> list[AnswerPiece]:
+        self._text.append(text)
         if self._is_object is None:
             text = text.lstrip()
             self._is_object = text.startswith("{") if text else None
         if not self._is_object:
-            return text
-        written = ""
-        for character in text:
-            written += "" if self._json.is_whole else self._json.feed(character)
-        return written
+            return self._tell(text)
+        return self._tell(
+            "".join(self._json.feed(each) for each in text if not self._json.is_whole)
+        )
 
-    def finish(self, *, cut: bool) -> str:
-        """Return the last part. If the answer was cut off (``cut``), repair nothing."""
+    def finish(self, *, cut: bool) -> list[AnswerPiece]:
+        """Return the last pieces. If the answer was cut off (``cut``), repair nothing."""
         if self._is_object:
-            return self._json.unread if cut else self._json.end()
-        return "{}" if self._is_object is None and not cut else ""
+            return self._tell(self._json.unread if cut else self._json.end())
+        return self._tell("{}" if self._is_object is None and not cut else "")
+
+    @property
+    def written(self) -> WrittenCall:
+        """The complete call, whose text has signs in place of tokens."""
+        start, text = self.start, "".join([*self._text, SIGNS["<|call|>"]])
+        return WrittenCall(start.id, start.name, "".join(self._told), text)
+
+    def _tell(self, arguments: str) -> list[AnswerPiece]:
+        self._told.append(arguments)
+        return [ToolCallArguments(self.start.index, arguments)] if arguments else []
 
 
 class HarmonyMessages:
@@ -78,26 +95,30 @@ class HarmonyMessages:
     Texts of several messages in one channel are kept apart by a blank line."""
 
     def __init__(
-        self, tools: tuple[Tool, ...], first_channel: Channel | None, max_calls: int | None
+        self,
+        tools: tuple[Tool, ...],
+        first_channel: Channel | None,
+        max_calls: int | None = None,
+        remember: Remember | None = None,
     ) -> None:
         """``first_channel`` is the channel of the message that the prompt has opened, or None if
-        the answer begins with a header."""
+        the answer begins with a header. ``remember`` stores each complete call."""
         self.count = 0
         """The number of complete calls up to now."""
         self._tools = tools
         self._max_calls = max_calls
+        self._remember = remember
         self._header = ""
         self._channel = first_channel
         """The channel of the open message. It is None in headers and calls."""
-        self._arguments: CallArguments | None = None
-        """Reads the open call."""
+        self._call: HarmonyCall | None = None
         self._used = {first_channel}
         self._before = ""
         """The text before the first text of the open message."""
 
     @property
     def in_header(self) -> bool:
-        return self._channel is None and self._arguments is None
+        return self._channel is None and self._call is None
 
     @property
     def is_open(self) -> bool:
@@ -112,7 +133,7 @@ class HarmonyMessages:
     @property
     def ended_with_calls(self) -> bool:
         """At the answer's end, True if the answer has calls and the last call is complete."""
-        return self.count > 0 and self._arguments is None
+        return self.count > 0 and self._call is None
 
     def feed(self, piece: AnswerPiece) -> list[AnswerPiece]:
         assert isinstance(piece, TextPiece)
@@ -125,11 +146,13 @@ class HarmonyMessages:
 
     def finish(self, *, cut: bool) -> list[AnswerPiece]:
         """Return the last pieces. ``cut`` is True if the answer was cut off."""
-        if self._arguments is None:
+        if self._call is None:
             return []
-        pieces = self._write(self._arguments.finish(cut=cut))
+        pieces = self._call.finish(cut=cut)
         if not cut:
-            self._arguments = None
+            if self._remember is not None:
+                self._remember(self._call.written)
+            self._call = None
             self.count += 1
         return pieces
 
@@ -151,8 +174,8 @@ class HarmonyMessages:
         if recipient is not None:
             name = recipient[1].removeprefix(FUNCTIONS)
             if is_called(name, self._tools):
-                self._arguments = CallArguments()
-                return [ToolCallStart(self.count, new_call_id(), name)]
+                self._call = HarmonyCall(self.count, name, header)
+                return [self._call.start]
         is_plain = CHANNEL not in header and header.strip() in ("", ANSWERER)
         named = "commentary" if is_plain else channel and channel[1]
         is_shown = named == "final" or (named == "commentary" and recipient is None)
@@ -161,8 +184,8 @@ class HarmonyMessages:
         return []
 
     def _take_text(self, text: str) -> list[AnswerPiece]:
-        if self._arguments is not None:
-            return self._write(self._arguments.feed(text))
+        if self._call is not None:
+            return self._call.feed(text)
         if self._channel is None:
             self._header = (self._header + text)[-MAX_HEADER_CHARS:]
             return []
@@ -171,6 +194,3 @@ class HarmonyMessages:
         self._used.add(self._channel)
         text, self._before = self._before + text, ""
         return [TextPiece(self._channel, text)]
-
-    def _write(self, arguments: str) -> list[AnswerPiece]:
-        return [ToolCallArguments(self.count, arguments)] if arguments else []

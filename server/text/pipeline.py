@@ -79,8 +79,9 @@ class TextPipeline:
         self._reasoning: Reasoning | HarmonyMessages | None = None
         self._calls: Calls | HarmonyMessages | None = None
         if options is not None and options.tool_format is ToolFormat.HARMONY:
-            first = options.first_channel
-            self._messages = HarmonyMessages(options.tools, first, options.max_calls)
+            self._messages = HarmonyMessages(
+                options.tools, options.first_channel, options.max_calls, options.remember
+            )
             self._reasoning = self._calls = self._messages
         elif options is not None:
             self._reasoning = Reasoning(options)

@@ -17,7 +17,7 @@ from server.text.newest import Newest
 
 NONCE_BYTES = 12
 # Number of characters before and after a mark in which the call's tags are searched.
-MAX_AROUND_CHARS = 64
+MAX_AROUND_CHARS = 256
 
 
 class MarkError(ValueError):
@@ -28,9 +28,13 @@ class CallMarks:
     """Makes marks: random names that stand for calls while a template renders. Afterwards each mark
     in the prompt, with the tags around it, is replaced by the model's own text of the call."""
 
-    def __init__(self, guarded: Callable[[str], str]) -> None:
-        """``guarded`` is a function that marks special tokens, so that they stay plain text."""
-        self._guarded = guarded
+    def __init__(
+        self, spelled: Callable[[str], str], tags: tuple[str, str] = (CALL_OPEN, CALL_CLOSE)
+    ) -> None:
+        """``spelled`` is a function that returns a call's text for the prompt. ``tags`` are the
+        texts with which the template begins and ends a call."""
+        self._spelled = spelled
+        self._open, self._close = tags
         self._nonce = secrets.token_hex(NONCE_BYTES)
         self._texts: list[str] = []
 
@@ -38,8 +42,9 @@ class CallMarks:
         return bool(self._texts)
 
     def add(self, text: str) -> str:
-        """Return a mark to use as the name of a call. ``text`` is the model's text of the call."""
-        self._texts.append(self._guarded(text))
+        """Return a mark to use as the name of a call or of its argument. ``text`` is the model's
+        text of the call."""
+        self._texts.append(self._spelled(text))
         return self._mark(len(self._texts) - 1)
 
     def replace(self, prompt: str, *, is_whole: bool = True) -> str:
@@ -53,13 +58,13 @@ class CallMarks:
         for number, text in enumerate(self._texts[:calls]):
             mark = self._mark(number)
             place = prompt.find(mark, done)
-            start = prompt.rfind(CALL_OPEN, max(done, place - MAX_AROUND_CHARS), place)
+            start = prompt.rfind(self._open, max(done, place - MAX_AROUND_CHARS), place)
             behind = place + len(mark)
-            end = prompt.find(CALL_CLOSE, behind, behind + MAX_AROUND_CHARS)
+            end = prompt.find(self._close, behind, behind + MAX_AROUND_CHARS)
             if min(place, start, end) < 0:
                 raise MarkError("a call has no tags, or they are not in order")
             parts += [prompt[done:start], text]
-            done = end + len(CALL_CLOSE)
+            done = end + len(self._close)
         return "".join([*parts, prompt[done:]])
 
     def _mark(self, number: int) -> str:
@@ -75,11 +80,12 @@ class WrittenCall:
     arguments: str
     """The arguments as sent to the client."""
     text: str
-    """The whole call with tags, as the model wrote it."""
+    """The whole call with tags, as the model wrote it. In Harmony, signs stand for tokens."""
 
     @property
     def size(self) -> int:
-        return len((self.id + self.name + self.arguments + self.text).encode())
+        text = self.id + self.name + self.arguments + self.text
+        return len(text.encode("utf-8", "surrogatepass"))
 
 
 Remember = Callable[[WrittenCall], None]

@@ -291,7 +291,7 @@ class AnalysisBudget:
         self._vocabulary = vocabulary
         self._spec = spec
         self._left = spec.thinking_budget or 0
-        self._messages = HarmonyMessages(spec.tools, spec.first_channel, None)
+        self._messages = HarmonyMessages(spec.tools, spec.first_channel)
         self._forced: list[int] = []
         channels = ("final", "commentary") if spec.tools else ("final",)
         self._others = [vocabulary.tokens(channel)[0] for channel in channels]

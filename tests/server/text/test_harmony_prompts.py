@@ -1,11 +1,17 @@
 """What a model like gpt-oss reads of a conversation."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from engine.types import FinishReason, SamplingParams, TokenEvent
+from server.text.calls.tool_format import ToolFormat
+from server.text.calls.written import WrittenCalls
 from server.text.conversation import Conversation, Tool, ToolCall, Turn
 from server.text.harmony import TOKENS
+from server.text.pieces import TextPiece, ToolCallArguments, ToolCallStart
+from server.text.pipeline import ParseOptions, TextPipeline
 from server.text.tokenizer import Tokenizer
 from tests.models import SPECIAL_TOKENS, write_tokenizer
 from tests.server.harness import talk
@@ -92,3 +98,42 @@ async def test_a_begun_answers_thoughts_spell_no_tokens(tokenizer: Tokenizer) ->
     found = await tokenizer.encode_chat(Conversation((USER, turn), continues=True))
     tokens = [tokenizer.fast.id_to_token(number) for number in found.ids]
     assert tokens.count("<|channel|>") == 2
+
+
+async def test_a_conversation_goes_on_from_what_the_model_wrote(tokenizer: Tokenizer) -> None:
+    """The prompt after a call begins with the last prompt and the answer, so nothing but the result
+    is computed."""
+    said = (
+        f"{ANALYSIS}Hm <|end|>?<|end|>{BEGIN}<|channel|>commentary to=functions.look "
+        '<|constrain|>json<|message|>{"at":  "a<|call|>"}<|call|>'
+    )
+    # The model spells two tokens as texts, and writes one token for each of the others.
+    marked = said.replace("Hm <|end|>", "Hm <\0|end|>").replace("a<|call|>", "a<\0|call|>")
+    ids = [
+        number
+        for part in marked.split("\0")
+        for number in tokenizer.fast.encode(part, add_special_tokens=False).ids
+    ]
+    known = WrittenCalls(10_000)
+    options = ParseOptions(BEGIN, TOOLS, ToolFormat.HARMONY, remember=known.remember)
+    params = SamplingParams(max_tokens=500, stop_token_ids=tokenizer.answer_end_ids)
+    pipeline = TextPipeline(tokenizer, params, (), options)
+    end = FinishReason.STOP
+    events = [TokenEvent(1, each, end if each == ids[-1] else None) for each in ids]
+    thoughts, start, arguments = pipeline.feed(events).pieces
+    assert isinstance(thoughts, TextPiece)
+    assert isinstance(start, ToolCallStart)
+    assert isinstance(arguments, ToolCallArguments)
+    call = ToolCall(start.id, start.name, arguments.text)
+    before = talk(USER, tools=TOOLS)
+    turns = (USER, Turn("assistant", "", thoughts.text, (call,)), Turn("tool", "7"))
+    after = known.recall(talk(*turns, tools=TOOLS))
+    first, second = await tokenizer.encode_chat(before), await tokenizer.encode_chat(after)
+    assert second.ids[: len(first.ids) + len(ids)] == (*first.ids, *ids)
+    assert second.text.endswith(
+        f'<|start|>functions.look to=assistant<|channel|>commentary<|message|>"7"<|end|>{BEGIN}'
+    )
+    changed = replace(call, arguments='{"at": "b"}')
+    turns = (USER, Turn("assistant", "", thoughts.text, (changed,)), Turn("tool", "7"))
+    other = await tokenizer.encode_chat(known.recall(talk(*turns, tools=TOOLS)))
+    assert '<|channel|>commentary json<|message|>{"at": "b"}<|call|>' in other.text
