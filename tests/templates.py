@@ -147,24 +147,6 @@ LLAMA_TEMPLATE = """\
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>' }}{% endif %}"""
 """As Llama 3's: a call is all of an answer."""
 HARMONY_TEMPLATE = """\
-{%- macro type_of(given) -%}
-    {%- if given.enum -%}
-        {{- '"' + given.enum | join('" | "') + '"' -}}
-    {%- elif given.type == 'integer' or given.type == 'number' -%}
-        {{- 'number' -}}
-    {%- elif given.type == 'object' and given.properties -%}
-        {{- '{\\n' -}}
-        {%- for name, one in given.properties.items() -%}
-            {{- name + ('' if name in (given.required or []) else '?') + ': ' -}}
-            {{- type_of(one) + ('' if loop.last else ', ') -}}
-        {%- endfor -%}
-        {{- '}' -}}
-    {%- elif given.type in ('string', 'boolean', 'object') -%}
-        {{- given.type -}}
-    {%- else -%}
-        {{- 'any' -}}
-    {%- endif -%}
-{%- endmacro -%}
 {%- if reasoning_effort is not defined %}{%- set reasoning_effort = "medium" %}{%- endif %}
 {{- '<|start|>system<|message|>' + (model_identity or 'You are a model.') + '\\n' }}
 {{- 'Reasoning: ' + reasoning_effort + '\\n\\n' }}
@@ -186,7 +168,8 @@ HARMONY_TEMPLATE = """\
                 {{- '_: {\\n' if loop.first else '' }}
                 {{- '// ' + one.description + '\\n' if one.description else '' }}
                 {{- name + ('' if name in (tool.parameters.required or []) else '?') + ': ' }}
-                {{- type_of(one) + ',\\n' + ('}' if loop.last else '') }}
+                {{- '"' + one.enum | join('" | "') + '"' if one.enum else one.type }}
+                {{- ',\\n' + ('}' if loop.last else '') }}
             {%- endfor %}
             {{- ') => any;\\n\\n' }}
         {%- endfor %}

@@ -261,8 +261,10 @@ class ChatTemplate:
     def needs_descriptions(self) -> bool:
         """True if the template renders only tools with a description."""
         bare = {name: value for name, value in TOOL.items() if name != "description"}
-        tools = [[{"type": "function", "function": function}] for function in (TOOL, bare)]
-        described, not_described = (self._render_or_nothing([USER], tools=its) for its in tools)
+        described, not_described = (
+            self._render_or_nothing([USER], tools=[{"type": "function", "function": function}])
+            for function in (TOOL, bare)
+        )
         return bool(described) and not not_described
 
     @cached_property

@@ -79,6 +79,11 @@ class HarmonyCall:
         return self._tell("{}" if self._is_object is None and not cut else "")
 
     @property
+    def is_whole(self) -> bool:
+        """True if the arguments are a complete object."""
+        return bool(self._is_object) and self._json.is_whole
+
+    @property
     def written(self) -> WrittenCall:
         """The complete call, whose text has signs in place of tokens."""
         start, text = self.start, "".join([*self._text, SIGNS["<|call|>"]])
@@ -148,13 +153,7 @@ class HarmonyMessages:
         """Return the last pieces. ``cut`` is True if the answer was cut off."""
         if self._call is None:
             return []
-        pieces = self._call.finish(cut=cut)
-        if not cut:
-            if self._remember is not None:
-                self._remember(self._call.written)
-            self._call = None
-            self.count += 1
-        return pieces
+        return self._end_message() if self._call.is_whole else self._call.finish(cut=cut)
 
     def _take_sign(self, sign: str) -> list[AnswerPiece]:
         if self.in_header and sign == MESSAGE:
@@ -164,8 +163,17 @@ class HarmonyMessages:
         if self.in_header or sign in (MESSAGE, CONSTRAIN):
             return []
         # A message without an end ends where the next header begins.
-        pieces = self.finish(cut=False)
-        self._channel, self._header = None, sign
+        self._header = sign
+        return self._end_message()
+
+    def _end_message(self) -> list[AnswerPiece]:
+        call, self._call, self._channel = self._call, None, None
+        if call is None:
+            return []
+        self.count += 1
+        pieces = call.finish(cut=False)
+        if self._remember is not None:
+            self._remember(call.written)
         return pieces
 
     def _begin_message(self) -> list[AnswerPiece]:

@@ -166,7 +166,7 @@ class TextPipeline:
         in_header = self._in_header
         self.completion_tokens += 1
         self.reasoning_tokens += thinking
-        if token_id in self._params.stop_token_ids:
+        if token_id in self._params.stop_token_ids and token_id not in self._detokenize.signs:
             # A stop token is no part of the answer, but raw completions report its logprobs.
             if logprobs is not None and self._reasoning is None:
                 tokens.append(TokenReport(token_id, logprobs, self._detokenize.chars))
@@ -234,7 +234,7 @@ class Detokenize:
         self.offset = 0
         """The number of characters before the first character of the token that was fed last."""
         self._tokenizer = tokenizer
-        self._signs = signs
+        self.signs = signs
         tags = tokenizer.special_tag_ids if with_tags else frozenset[int]()
         self._hidden = frozenset[int]() if with_special else tokenizer.special_ids - tags
         # The UTF-8 decoder holds the bytes of one character at most, so a token's cost is constant.
@@ -245,9 +245,9 @@ class Detokenize:
     def feed(self, token_id: int) -> str:
         """Take in a token and return the text that it completes, which may be empty."""
         self.offset = self.chars
-        if token_id in self._signs:
+        if token_id in self.signs:
             self._is_whole = True
-            return self.finish() + self._signs[token_id]
+            return self.finish() + self.signs[token_id]
         raw = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
         if not raw:
             return ""

@@ -20,7 +20,7 @@ namespace functions {
 
 // \ntype look = (_: {
 at: "a" | "b",
-times?: number,
+times?: integer,
 }) => any;
 
 // \ntype wait = () => any;

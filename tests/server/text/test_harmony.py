@@ -190,11 +190,13 @@ def test_messages_are_kept_apart(text: str, pieces: list[AnswerPiece]) -> None:
     ],
 )
 def test_arguments_are_repaired_as_others_are(body: str, told: str, when_cut: str) -> None:
-    for finish, text, reason in (
-        (FinishReason.STOP, told, "tool_calls"),
-        (FinishReason.LENGTH, when_cut, "length"),
+    whole = told == when_cut and told.startswith("{")
+    for end, finish, text, reason in (
+        ("<|call|>", FinishReason.STOP, told, "tool_calls"),
+        ("", FinishReason.STOP, told, "tool_calls" if whole else "stop"),
+        ("", FinishReason.LENGTH, when_cut, "length"),
     ):
-        deltas = deltas_of(CALLS + body, finish=finish)
+        deltas = deltas_of(CALLS + body + end, finish=finish)
         assert pieces_of(deltas) == call(0, "look", text)
         assert deltas[-1].finish == reason
 
