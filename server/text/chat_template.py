@@ -25,6 +25,7 @@ from server.text.conversation import (
     Channel,
     Conversation,
     Thinking,
+    Tool,
     ToolCall,
     Turn,
     first_channel_of,
@@ -37,7 +38,6 @@ from server.text.template_trial import (
     ANSWER,
     LIMITS,
     SYSTEM,
-    TOOL,
     USER,
     TimeLimit,
     TimeUp,
@@ -260,12 +260,10 @@ class ChatTemplate:
     @cached_property
     def needs_descriptions(self) -> bool:
         """True if the template renders only tools with a description."""
-        bare = {name: value for name, value in TOOL.items() if name != "description"}
-        described, not_described = (
-            self._render_or_nothing([USER], tools=[{"type": "function", "function": function}])
-            for function in (TOOL, bare)
-        )
-        return bool(described) and not not_described
+        form = {"type": "object", "properties": {}}
+        tools = Tool("look", "Looks.", form), Tool("look", None, form)
+        told, bare = (self._render_or_nothing([USER], tools=[each.described]) for each in tools)
+        return bool(told) and not bare
 
     @cached_property
     def takes_no_user(self) -> bool:
@@ -304,8 +302,7 @@ class ChatTemplate:
             return conversation
         spelled = [effort for effort in EFFORTS if re.search(f"['\"]{effort}['\"]", self.text)]
         place = EFFORTS.index(thinking.effort)
-        known = spelled if len(spelled) > 1 else [*EFFORTS]
-        known = [*HARMONY_EFFORTS] if self.is_harmony else known
+        known = HARMONY_EFFORTS if self.is_harmony else spelled if len(spelled) > 1 else EFFORTS
         given[name] = min(known, key=lambda effort: abs(EFFORTS.index(effort) - place))
         budget = None if thinking.budget_is_efforts else thinking.budget
         return replace(

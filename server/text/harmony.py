@@ -22,15 +22,8 @@ from server.text.calls.written import Remember, WrittenCall
 from server.text.conversation import Channel, Tool
 from server.text.pieces import AnswerPiece, TextPiece, ToolCallArguments, ToolCallStart
 
-TOKENS = (
-    "<|start|>",
-    "<|channel|>",
-    "<|constrain|>",
-    "<|message|>",
-    "<|end|>",
-    "<|call|>",
-    "<|return|>",
-)
+NAMES = ("start", "channel", "constrain", "message", "end", "call", "return")
+TOKENS = tuple(f"<|{name}|>" for name in NAMES)
 # The pipeline reads each of these tokens as a sign, a lone surrogate. A text that only spells a
 # token has none, because no decoded text contains surrogates.
 SIGNS = {token: chr(0xD800 + number) for number, token in enumerate(TOKENS)}

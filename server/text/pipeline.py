@@ -75,21 +75,20 @@ class TextPipeline:
         index: int = 0,
     ) -> None:
         """Without ``options``, the whole answer is content. ``index`` is the answer's index."""
-        self._messages: HarmonyMessages | None = None
         self._reasoning: Reasoning | HarmonyMessages | None = None
         self._calls: Calls | HarmonyMessages | None = None
-        if options is not None and options.tool_format is ToolFormat.HARMONY:
-            self._messages = HarmonyMessages(
+        is_harmony = options is not None and options.tool_format is ToolFormat.HARMONY
+        if options is not None and is_harmony:
+            self._reasoning = self._calls = HarmonyMessages(
                 options.tools, options.first_channel, options.max_calls, options.remember
             )
-            self._reasoning = self._calls = self._messages
         elif options is not None:
             self._reasoning = Reasoning(options)
             self._calls = Calls(options) if options.tools else None
         self._detokenize = Detokenize(
             tokenizer,
             with_tags=options is not None,
-            signs=MappingProxyType({}) if self._messages is None else tokenizer.signs,
+            signs=tokenizer.signs if is_harmony else MappingProxyType({}),
             continues=options is None or bool(options.begun),
         )
         self._stop = Stop(stop)
@@ -181,7 +180,7 @@ class TextPipeline:
 
     @property
     def _in_header(self) -> bool:
-        return self._messages is not None and self._messages.in_header
+        return isinstance(self._reasoning, HarmonyMessages) and self._reasoning.in_header
 
     def _end(self, finish: FinishReason | None) -> list[AnswerPiece]:
         """Finish all stages and return the last pieces. ``finish`` is the engine's reason."""

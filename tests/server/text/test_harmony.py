@@ -1,5 +1,6 @@
 """What comes out of the pipeline for answers in Harmony, however their tokens are cut and come."""
 
+import json
 import re
 from pathlib import Path
 from random import Random
@@ -15,7 +16,7 @@ from server.text.pieces import AnswerPiece, Delta, TextPiece, ToolCallArguments,
 from server.text.pipeline import ParseOptions, TextPipeline
 from server.text.tokenizer import Tokenizer
 from tests.models import SPECIAL_TOKENS, write_tokenizer
-from tests.server.text.calling import SpelledTokens, call, pieces_of, said, thought
+from tests.server.text.calling import SpelledTokens, call, joined, pieces_of, said, thought
 from tests.templates import HARMONY_TEMPLATE
 
 TOOLS = (Tool("look"), Tool("python"))
@@ -24,6 +25,18 @@ TOKEN = re.compile("(" + "|".join(map(re.escape, TOKENS)) + ")")
 THINKS = "<|channel|>analysis<|message|>Hm ÷ 東.<|end|>"
 NEXT = "<|start|>assistant"
 CALLS = "<|channel|>commentary to=functions.look <|constrain|>json<|message|>"
+HEADERS = {
+    "<|channel|>analysis": Channel.REASONING,
+    "<|channel|>analysis to=browser.search code": Channel.REASONING,
+    "<|channel|>commentary to=functions.write json": Channel.REASONING,
+    "<|channel|>commentary": Channel.CONTENT,
+    "<|channel|>final": Channel.CONTENT,
+    "<|channel|>final <|constrain|>json": Channel.CONTENT,
+    CALLS.removesuffix("<|message|>"): None,
+    " to=functions.look<|channel|>commentary json": None,
+}
+"""The channel of each header's message, or None for a call's."""
+WORDS = ("Hm ÷ 東. ", "日本 😀", "<|", "|>", "assistant", "analysis", " to=functions.look")
 LEAKS = re.compile("[\ud800-\udfff]|assistant|analysis|commentary|final|functions|json")
 
 
@@ -72,25 +85,23 @@ def deltas_of(
     return deltas
 
 
-def test_in_a_thousand_splits_no_header_ever_becomes_text() -> None:
-    arguments = '{"at": "«a <|» ", "deep": [1, {"x": null}]}'
-    text = (
-        f"{THINKS}{NEXT}<|channel|>commentary<|message|>Let me look: 日本.<|end|>"
-        f"{NEXT}{CALLS}{arguments}<|call|>"
-    )
-    other = text.replace(CALLS, " to=functions.look<|channel|>commentary json<|message|>")
-    expected = [thought("Hm ÷ 東."), said("Let me look: 日本."), *call(0, "look", arguments)]
+def test_in_a_thousand_random_answers_and_splits_no_header_becomes_text() -> None:
     rng = Random(7)
-    for number in range(1000):
-        deltas = deltas_of((text, other)[number % 2], rng=rng, most=rng.choice((1, 2, 5, 40)))
-        assert pieces_of(deltas) == expected
-        assert deltas[-1].finish == "tool_calls"
-
-
-def test_an_answer_is_split_into_its_channels() -> None:
-    deltas = deltas_of(f"{THINKS}{NEXT}<|channel|>final<|message|>Yes.<|return|>")
-    assert pieces_of(deltas) == [thought("Hm ÷ 東."), said("Yes.")]
-    assert deltas[-1].finish == "stop"
+    for _ in range(1000):
+        text, pieces, calls = "", list[AnswerPiece](), 0
+        for header in rng.choices([*HEADERS], k=rng.randint(1, 5)):
+            channel, body = HEADERS[header], "".join(rng.choices(WORDS, k=rng.randint(1, 6)))
+            if channel is None:
+                body = json.dumps({"at": body}, ensure_ascii=False)
+                pieces += call(calls, "look", body)
+                calls += 1
+            else:
+                before = [piece.channel for piece in pieces if isinstance(piece, TextPiece)]
+                pieces.append(TextPiece(channel, "\n\n" * (channel in before) + body))
+            text += f"{NEXT if text else ''}{header}<|message|>{body}<|end|>"
+        deltas = deltas_of(text, rng=rng, most=rng.choice((1, 2, 5, 40)))
+        assert pieces_of(deltas) == joined(pieces)
+        assert deltas[-1].finish == ("tool_calls" if calls else "stop")
 
 
 @pytest.mark.parametrize("finish", [FinishReason.STOP, FinishReason.LENGTH])
