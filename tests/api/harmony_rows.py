@@ -1,7 +1,17 @@
 """Rows: a model that answers in Harmony, in channels, as gpt-oss does."""
 
 from server.text.conversation import ToolCall, Turn
-from tests.api.table import CHAT, MESSAGES, OLLAMA, OPENAIS, RESPONSES, WITH_CHOICE, Behaviour
+from tests.api.table import (
+    CHAT,
+    MESSAGES,
+    OLLAMA,
+    OPENAIS,
+    RESPONSES,
+    THINKING,
+    WITH_CHOICE,
+    Behaviour,
+    Refusal,
+)
 from tests.api.wire import HELLO, Api, Ask
 from tests.api.words import BOTH, WAIT
 from tests.server.harness import Json
@@ -53,6 +63,7 @@ ANSWERS = (
         thoughts="Hm.",
         text="Yes.",
         thought_tokens=len("Hm.") + 1,
+        apis=THINKING,
         but={
             RESPONSES: {"parts": ["reasoning", "message"]},
             MESSAGES: {"parts": ["thinking", "text"]},
@@ -197,3 +208,12 @@ PROMPTS = (
 )  # fmt: skip
 
 BEHAVIOURS = (*ANSWERS, *FORMS, *PROMPTS)
+
+REFUSALS = (
+    Refusal("a client does not turn the model's own tools on", bodies=[
+        {"chat_template_kwargs.builtin_tools": names} for names in ("browser", ["python"])
+    ], param="chat_template_kwargs.builtin_tools", apis=WITH_CHOICE),
+    Refusal("the model's own tools are no functions", bodies=[
+        {"tools": [{"type": name}]} for name in ("browser", "python")
+    ], param="tools[0]", apis=(CHAT, OLLAMA)),
+)  # fmt: skip

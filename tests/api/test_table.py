@@ -80,6 +80,17 @@ async def compare(server: Server, row: Behaviour, api: Api, *, streamed: bool) -
 
 @pytest.mark.parametrize(("row", "api"), list_refusals(REFUSALS))
 async def test_what_is_refused_is_named(server: Server, row: Refusal, api: Api) -> None:
+    await check_refused(server, row, api)
+
+
+@pytest.mark.parametrize(("row", "api"), list_refusals(harmony_rows.REFUSALS))
+async def test_what_a_model_of_channels_refuses_is_named(
+    harmony: Server, row: Refusal, api: Api
+) -> None:
+    await check_refused(harmony, row, api)
+
+
+async def check_refused(server: Server, row: Refusal, api: Api) -> None:
     kind = {400: "invalid_request_error", 404: "not_found_error"}[row.status]
     for body, param in row.write_bodies(api):
         for wanted in (body, api.with_stream(body)):
