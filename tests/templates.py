@@ -163,15 +163,8 @@ HARMONY_TEMPLATE = """\
         {{- '# Tools\\n\\n## functions\\n\\nnamespace functions {\\n\\n' }}
         {%- for tool in tools %}
             {%- set tool = tool.function %}
-            {{- '// ' + tool.description + '\\ntype ' + tool.name + ' = (' }}
-            {%- for name, one in (tool.parameters.properties or {}).items() %}
-                {{- '_: {\\n' if loop.first else '' }}
-                {{- '// ' + one.description + '\\n' if one.description else '' }}
-                {{- name + ('' if name in (tool.parameters.required or []) else '?') + ': ' }}
-                {{- '"' + one.enum | join('" | "') + '"' if one.enum else one.type }}
-                {{- ',\\n' + ('}' if loop.last else '') }}
-            {%- endfor %}
-            {{- ') => any;\\n\\n' }}
+            {{- '// ' + tool.description + '\\ntype ' + tool.name }}
+            {{- ' = (_: ' + tool.parameters | tojson + ') => any;\\n\\n' }}
         {%- endfor %}
         {{- '} // namespace functions' }}
     {%- endif %}

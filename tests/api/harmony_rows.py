@@ -1,5 +1,7 @@
 """Rows: a model that answers in Harmony, in channels, as gpt-oss does."""
 
+import json
+
 from server.text.conversation import ToolCall, Turn
 from tests.api.table import (
     CHAT,
@@ -21,21 +23,9 @@ ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>
 THINKS = f"{ANALYSIS}Hm.{NEXT}"
 LOOKS = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "a"}<|call|>'
 LOOKS_TOO = ' to=functions.look<|channel|>commentary json<|message|>{"at": "a"}<|call|>'
-FUNCTIONS = """\
-# Tools
-
-## functions
-
-namespace functions {
-
-// \ntype look = (_: {
-at: "a" | "b",
-times?: integer,
-}) => any;
-
-// \ntype wait = () => any;
-
-} // namespace functions"""
+FUNCTIONS = "# Tools\n\n## functions\n\nnamespace functions {\n\n" + "".join(
+    f"// \ntype {tool.name} = (_: {json.dumps(tool.parameters)}) => any;\n\n" for tool in BOTH
+) + "} // namespace functions"  # fmt: skip
 
 
 def read(*messages: str, effort: str = "medium", tools: str = "", answer: str = "") -> str:

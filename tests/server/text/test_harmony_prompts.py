@@ -55,7 +55,8 @@ def test_each_of_several_calls_comes_with_its_result_and_what_was_said_before_is
 
 def test_a_tool_needs_no_description(tokenizer: Tokenizer) -> None:
     prompt, _ = tokenizer.template.render(talk(USER, tools=TOOLS))
-    assert "// Looks.\ntype look = () => any;\n\n// \ntype wait = () => any;" in prompt
+    assert "// Looks.\ntype look = (" in prompt
+    assert "// \ntype wait = (" in prompt
 
 
 def test_tools_that_the_model_knows_without_being_told_are_not_offered(
