@@ -1,5 +1,6 @@
-"""Rewrite keywords that llguidance does not know into keywords that allow the same answers."""
+"""Rewrite what llguidance does not know, or takes long for, into what allows the same answers."""
 
+import json
 import math
 from itertools import permutations
 from typing import Any
@@ -15,6 +16,12 @@ ARRAY_KEYWORDS = {"type", "items", "minItems", "maxItems"}
 ALL_VALUES: dict[object, list[Any]] = {"boolean": [False, True], "null": [None]}
 ALTERNATIVES = ({"anyOf"}, {"oneOf"})
 NAMES_OF = {bool: ["boolean"], int: ["integer", "number"], str: ["string"], type(None): ["null"]}
+
+
+def distinct(schemas: list[Any]) -> list[Any]:
+    """Leave out repeated schemas. llguidance's time grows with the cube of their number if they
+    refer to themselves."""
+    return list({json.dumps(schema): schema for schema in schemas}.values())
 
 
 def finite_values(schema: Any, root: Any) -> list[Any] | None:

@@ -1,10 +1,12 @@
 """Find the keywords of a schema that llguidance refuses."""
 
 import json
+import re
 from typing import Any
 
 from llguidance import LLMatcher
 
+from server.text.grammar.exact_rewrites import distinct
 from server.text.grammar.grammar_errors import UNUSABLE, GrammarError, Relaxation, meaning
 
 # Keywords that are left out on trial, the likeliest cause first. All others are tried later.
@@ -18,13 +20,17 @@ OTHERS = {
 }
 
 
-def mend(
-    schema: dict[str, Any], definitions: dict[str, Any], relaxation: Relaxation, place: str
-) -> dict[str, Any]:
+# In a schema as JSON, the names of the definitions that it refers to.
+REFERENCE = re.compile(r'"\$ref": "#/\$defs/(\d+)"')
+
+
+def mend(schema: dict[str, Any], relaxation: Relaxation, place: str) -> dict[str, Any]:
     """Return the schema without keywords that llguidance refuses. Its parts are already mended.
-    ``definitions`` are the targets of $ref. Raises GrammarError if the schema must be strict."""
+    Raises GrammarError if the schema must be strict."""
 
     def fault_of(schema: dict[str, Any]) -> str:
+        # Each definition is tested on its own, so all definitions count as true here.
+        definitions = dict.fromkeys(REFERENCE.findall(json.dumps(schema)), True)
         grammar = {"grammars": [{"json_schema": {**schema, "$defs": definitions}}]}
         return LLMatcher.validate_grammar(json.dumps(grammar), None)
 
@@ -44,5 +50,5 @@ def mend(
 def _without(keyword: str, schema: dict[str, Any]) -> dict[str, Any]:
     rest = {name: schema[name] for name in schema if name not in (keyword, OTHERS.get(keyword))}
     if keyword == "oneOf" and "anyOf" not in schema:
-        rest["anyOf"] = schema["oneOf"]
+        rest["anyOf"] = distinct(schema["oneOf"])
     return rest

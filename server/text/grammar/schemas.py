@@ -15,6 +15,7 @@ from urllib.parse import quote
 from server.text.grammar.exact_rewrites import (
     are_disjoint,
     close_names,
+    distinct,
     finite_values,
     unique_items,
 )
@@ -136,6 +137,7 @@ PATTERNS = frozenset({"pattern", "patternProperties"})
 SUBSCHEMAS = frozenset({"items", "additionalItems", "additionalProperties", "propertyNames"})
 LITERALS = frozenset({"const", "enum", "required"})
 SUBSCHEMA_LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
+REPEATABLE = frozenset({"allOf", "anyOf"})
 SUBSCHEMA_MAPS = frozenset({"properties", "patternProperties"})
 # The largest number: llguidance computes in float64, which is exact up to here.
 LARGEST_EXACT = 2**53
@@ -238,9 +240,7 @@ class _Checker:
             if unique:
                 unique_items(cleaned, finite_values(schema.get("items"), self.root))
         if self.relaxation.probes:
-            # Each definition is tested on its own, so all definitions count as true here.
-            stubs: dict[str, Any] = dict.fromkeys(self.names.values(), True)
-            return mend(cleaned, stubs, self.relaxation, place)
+            return mend(cleaned, self.relaxation, place)
         return cleaned
 
     def _subschemas(self, keyword: str, value: Any, depth: int, place: str) -> Any:
@@ -255,7 +255,8 @@ class _Checker:
                 for name, part in value.items()
             }
         if keyword in SUBSCHEMA_LISTS and isinstance(value, list):
-            return [self.clean(part, depth, f"{place}/{n}") for n, part in enumerate(value)]
+            parts = [self.clean(part, depth, f"{place}/{n}") for n, part in enumerate(value)]
+            return distinct(parts) if keyword in REPEATABLE else parts
         return self.clean(value, depth, place) if keyword in SUBSCHEMAS else value
 
     def _definition(self, reference: str) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -89,6 +89,29 @@ async def test_processor_time_has_an_end_whatever_takes_it(made: GrammarWorker) 
     assert estimate.refusal == "it cannot be compiled within 0.3 s"
     assert time.monotonic() - started < module.IDLE_S
     assert (await made.estimate(SIMPLE)).refusal is None
+
+
+ITSELF = {"$ref": "#"}
+# Schemas of equal branches that refer to themselves, and how many take long or leave too many ways.
+REPEATED: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
+    "itself": (lambda n: {"anyOf": [ITSELF] * n}, 1024),
+    "branches in branches": (lambda n: {"anyOf": [{"anyOf": [ITSELF] * 8}] * n}, 128),
+    "a definition": (
+        lambda n: {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * n}}, "$ref": "#/$defs/a"},
+        2048,
+    ),
+    "arrays": (lambda n: {"anyOf": [{"type": "array", "items": ITSELF}] * n}, 512),
+    "objects": (lambda n: {"anyOf": [{"type": "object", "properties": {"a": ITSELF}}] * n}, 256),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+async def test_many_equal_branches_are_judged_as_one(read: GrammarTokenizer, name: str) -> None:
+    schema, times = REPEATED[name]
+    made = GrammarWorker(read.text, read.facts, replace(LIMITS, max_compile_s=1.0))
+    one, many = [await made.estimate(form("json_schema", schema(n))) for n in (1, times)]
+    await made.close()
+    assert (many.refusal, many.grammar) == (one.refusal, one.grammar)
 
 
 async def test_memory_that_was_taken_between_two_looks_counts(read: GrammarTokenizer) -> None:
