@@ -108,7 +108,7 @@ page: $(VENV)/.dev  ## the page in a real Chromium (installs it with apt); scree
 	$(BIN)/python -m tests.page $(PAGE)
 
 soak: $(VENV)/.dev  ## 1000 requests with random aborts through the real server
-	$(BIN)/python -m tests.soak $(SOAK)
+	$(BIN)/python -m tests.abuse.soak --requests 1000 $(SOAK)
 
 simulate: $(VENV)/.dev  ## 10 000 seeded lives of the engine, switches at random; SIM=--states: one on for all
 	$(BIN)/python -m tests.simulation $(SIM)

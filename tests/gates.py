@@ -61,7 +61,7 @@ LANDING = (
     Gate("metal-darwin", "make -C tests/metal darwin", after=("metal-graph",)),
     Gate("clients", "make clients BODIES='--examples 12' AGENTS='messages responses'"),
     Gate("fuzz", f"{PYTHON} tests.fuzz --minutes 2"),
-    Gate("soak", f"{PYTHON} tests.soak --requests 400"),
+    Gate("soak", f"{PYTHON} tests.abuse.soak --requests 400"),
 )
 NIGHTLY = (
     SETUP,
@@ -102,7 +102,7 @@ NIGHTLY = (
     Gate("wheels", "make -C tests/install wheels PYTHONS=3.11 MACHINES=x86_64", limit_min=60),
     Gate("wheel-root", "make -C tests/install roots", after=("wheels",), limit_min=60),
     Gate("abuse-crowd", f"{PYTHON} tests.abuse.crowd", cores=2),
-    Gate("abuse-soak", f"{PYTHON} tests.abuse.soak", cores=2, limit_min=60),
+    Gate("abuse-soak", f"{PYTHON} tests.abuse.soak --minutes 30", cores=2, limit_min=60),
     Gate("abuse-costs", f"{PYTHON} tests.abuse.costs", cores=2),
     Gate("swaps", f"{PYTHON} tests.abuse.swaps", cores=2, limit_min=60),
     Gate("bench", f"{PYTHON} tests.bench --quick", cores=2),

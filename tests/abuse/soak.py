@@ -1,10 +1,19 @@
-"""Honest and rude clients together, for as long as one likes: ``python -m tests.abuse.soak``.
+"""Honest and rude clients together, for as long as one likes: ``python -m tests.abuse.soak``; or so
+many honest requests, some of which are given up at a random moment: ``--requests 1000``.
 
 Rounds of load are followed by rests. In a rest nothing may be left of any client: no connection,
 no request, no block, no descriptor, no thread; and what K and V take of the system is back at its
 idle figure. Rests are compared with the first one, when all that is made once has been made. Every
 honest answer must be complete, or refused with a time to come back; or the connection closed at
-once, where there are twice as many as the server is to have.
+once, where there are twice as many as the server is to have. The server checks its cache's
+invariants after every step and ends at the first violation.
+
+In a round the pool's figures are sampled, all the time and after every honest request. Beside
+honest clients alone, what the system charges (``st_blocks`` of the heaps) must never exceed what
+the pool says that it holds::
+
+    committed <= live + one partial block per sequence + mapped ahead + cached + quarantined
+                 + the configured slack
 """
 
 import argparse
@@ -14,11 +23,12 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-import httpx2
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -29,7 +39,8 @@ from tests.clients.servers import QUIRE, serving
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "configs" / "demo" / "model"
 MIB = 1024**2
-HEAP_BYTES = 4 * MIB
+HEAP_BYTES = MIB
+SLACK_BYTES = 2 * MIB
 RECEIVE_S = 1.0
 SETTINGS = {
     "limits.max_receive_s": RECEIVE_S,
@@ -40,9 +51,11 @@ SETTINGS = {
     "limits.max_request_s": 20,
     "cache.kv_budget": "32MiB",
     "cache.heap_size": HEAP_BYTES,
+    "cache.free_slack": SLACK_BYTES,
     "cache.idle_release_s": 1,
     "cache.prefix_keep_s": 1,
     "engine.max_num_seqs": 16,
+    "engine.check_every_step": True,
     "log.requests": False,
     "server.drain_s": 2,
 }
@@ -51,22 +64,46 @@ RUDE = 24
 CROWD = 60
 AT_ONCE_S = 1.0
 ROUND_S = 25.0
+SAMPLE_S = 0.02
 REST_LIMIT_S = 20.0
+HONEST_REST_LIMIT_S = 5.0
+"""Where no client was rude."""
 REST_POLL_S = 0.2
 ANSWER_LIMIT_S = 90.0
-QUESTION = "What is a page table, and what is quarantined? " * 8
+LEFT_SHARE, LEFT_AFTER_S = 0.3, 0.2
+"""Of honest clients, those who leave, and the mean of the times after which they do."""
+QUESTION = "What is a page table, and what is quarantined? "
+WORDS = ("pages", "map", "behind", "addresses", "and", "nothing", "is", "copied", "by", "a", "join")
+METRICS = clients.request("GET", "/metrics", {"Connection": "close"})
+WHOLE = {False: b'"finish_reason"', True: b"data: [DONE]"}
+"""What an answer that is complete has, by whether it is a stream."""
 # What a process may have grown by, in all rounds together: allocators keep what they once had.
 GROWTH_LIMIT_BYTES = 48 * MIB
+
+
+class Pool(NamedTuple):
+    """What /metrics says of K and V, by the ends of its names."""
+
+    committed_bytes: int
+    live_bytes: int
+    partial_tail_bytes: int
+    mapped_ahead_bytes: int
+    cached_bytes: int
+    quarantined_bytes: int
+    copied_bytes_total: int
+    heaps: int
+
+    @property
+    def excess_bytes(self) -> int:
+        """What is committed beyond what the pool can account for; negative where there is room."""
+        return self.committed_bytes - sum(self[1:6]) - SLACK_BYTES
 
 
 @dataclass(frozen=True)
 class Rest:
     """What is left when nobody asks for anything."""
 
-    live: int
-    quarantined: int
-    committed: int
-    heaps: int
+    pool: Pool
     connections: int
     descriptors: int
     """Without those of heaps, which are kept."""
@@ -75,15 +112,15 @@ class Rest:
 
     @property
     def is_quiet(self) -> bool:
-        return not (self.live or self.quarantined or self.connections)
+        return not (self.pool.live_bytes or self.pool.quarantined_bytes or self.connections)
 
     def problems(self, first: "Rest") -> list[str]:
         """What must not be, compared with the first rest."""
         found = []
         if not self.is_quiet:
-            found.append(f"{self.live} bytes live, {self.connections} connections at rest")
-        if self.committed > HEAP_BYTES:
-            found.append(f"{self.committed} bytes of K and V are committed at rest")
+            found.append(f"{self.connections} connections at rest, and {self.pool}")
+        if self.pool.committed_bytes > HEAP_BYTES:
+            found.append(f"{self.pool.committed_bytes} bytes of K and V are committed at rest")
         if self.descriptors > first.descriptors:
             found.append(f"{self.descriptors} descriptors, {first.descriptors} at first")
         if self.threads > first.threads:
@@ -106,6 +143,12 @@ def cut_off_late(closed_s: Sequence[float], refused_s: Sequence[float]) -> list[
     ]
 
 
+def turns(until_s: float) -> Iterator[None]:
+    """One after the other up to a time of ``time.monotonic``."""
+    while time.monotonic() < until_s:
+        yield
+
+
 @dataclass
 class Soak:
     """One server and all its clients."""
@@ -116,47 +159,78 @@ class Soak:
     outcomes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     rests: list[Rest] = field(default_factory=list)
+    samples: list[Pool] = field(default_factory=list)
     refused_s: list[float] = field(default_factory=list)
     """What refusals of the running round took."""
     closed_s: list[float] = field(default_factory=list)
     """What it took to be cut off without a word."""
 
-    async def run(self, minutes: float) -> None:
-        """Rounds and rests, until the time has passed."""
+    async def run(self, minutes: float, requests: int) -> None:
+        """Rounds and rests, until the time has passed; or one round of so many honest requests."""
         end = time.monotonic() + 60 * minutes
         while not self.rests or time.monotonic() < end:
-            await self._round(min(time.monotonic() + ROUND_S, max(end, time.monotonic() + 5)))
-            self.rests.append(await self._rest())
+            if requests:
+                await self._round(range(requests), 2 * HONEST, 0)
+            else:
+                until = min(time.monotonic() + ROUND_S, max(end, time.monotonic() + 5))
+                await self._round(turns(until), HONEST, RUDE)
+            self.rests.append(await self._rest(HONEST_REST_LIMIT_S if requests else REST_LIMIT_S))
             self.problems += self.rests[-1].problems(self.rests[0])
+        last, worst = self.rests[-1].pool, max(pool.excess_bytes for pool in self.samples)
+        if requests and last.copied_bytes_total:
+            self.problems.append(f"{last.copied_bytes_total} bytes of K and V were copied")
+        if requests and worst > 0:
+            self.problems.append(f"{worst} bytes were committed that the pool did not know of")
 
-    async def _round(self, end: float) -> None:
+    async def _round(self, turns: Iterable[object], honest: int, rude: int) -> None:
+        """Clients, each of which takes turns of all, until there is none left."""
+        left = iter(turns)
+
         async def repeat(client: Callable[[], Coroutine[None, None, None]]) -> None:
-            while time.monotonic() < end:
+            for _ in left:
                 await client()
 
+        async def sample() -> None:
+            while True:
+                await self._sample()
+                await asyncio.sleep(SAMPLE_S)
+
+        sampling = asyncio.create_task(sample())
         await asyncio.gather(
-            *(repeat(self._honest) for _ in range(HONEST)),
-            *(repeat(self._rude) for _ in range(RUDE)),
+            *(repeat(self._honest) for _ in range(honest)),
+            *(repeat(self._rude) for _ in range(rude)),
         )
+        sampling.cancel()
         self.problems += cut_off_late(self.closed_s, self.refused_s)
         self.refused_s, self.closed_s = [], []
+
+    async def _sample(self) -> None:
+        with suppress(ConnectionError):  # beside a crowd
+            self.samples.append(await self._pool())
 
     # --- clients --------------------------------------------------------------------------------
 
     async def _honest(self) -> None:
-        """Asks as a chat does, and must be answered or told when to come again."""
-        stream = self.random.random() < 0.7
+        """Asks as a chat does, and must be answered or told when to come again; or leaves."""
+        draw = self.random
+        leaves, stream = draw.random() < LEFT_SHARE, draw.random() < 0.7
+        words = [QUESTION * draw.randint(1, 8), *draw.choices(WORDS, k=draw.randint(0, 128))]
         body = {
-            "messages": [{"role": "user", "content": QUESTION + str(self.random.randrange(4))}],
-            "max_tokens": self.random.randint(1, 60),
-            "temperature": 0.8,
+            "messages": [{"role": "user", "content": " ".join(words)}],
+            "max_tokens": draw.randint(1, 80),
+            "temperature": draw.choice([0.0, 0.8]),
             "stream": stream,
+            "stream_options": {"include_usage": True} if stream else None,
         }
         data = clients.request(
             "POST", clients.CHAT, {"Connection": "close"}, json.dumps(body).encode()
         )
-        ending = await clients.one_of_many(self.port, data, ANSWER_LIMIT_S)
+        patience_s = draw.expovariate(1 / LEFT_AFTER_S) if leaves else ANSWER_LIMIT_S
+        ending = await clients.one_of_many(self.port, data, patience_s)
         self._count("honest", ending)
+        await self._sample()
+        if leaves and ending.open_still:
+            return
         if ending.status in (429, 503) and ending.header("Retry-After"):
             self.refused_s.append(ending.seconds)
             await asyncio.sleep(0.2)
@@ -167,14 +241,14 @@ class Soak:
             self.outcomes["honest: slow itself"] += 1
         elif ending.status != 200:
             self.problems.append(f"an honest client was given {ending.outcome}")
-        elif (b"data: [DONE]" if stream else b'"finish_reason"') not in ending.body:
+        elif not all(mark in ending.body for mark in (b'"completion_tokens"', WHOLE[stream])):
             self.problems.append(f"an honest answer ended with {ending.body[-60:]!r}")
 
     async def _rude(self) -> None:
         """One of those that nobody wants."""
         port, draw = self.port, self.random
         small = clients.chat_request(max_tokens=4)
-        long = clients.chat_request(QUESTION, stream=True, max_tokens=400)
+        long = clients.chat_request(QUESTION * 8, stream=True, max_tokens=400)
         kinds: dict[str, Callable[[], Coroutine[None, None, Ending | None]]] = {
             "silent": lambda: clients.silent(port),
             "slow headers": lambda: clients.slow_headers(port, 0.1),
@@ -214,44 +288,52 @@ class Soak:
 
     # --- rests ----------------------------------------------------------------------------------
 
-    async def _rest(self) -> Rest:
+    async def _rest(self, limit_s: float) -> Rest:
         """What is left once memory has gone back, or after as long as that may take."""
         started = time.monotonic()
         while True:
             rest = await self._look()
             waited_s = time.monotonic() - started
             first = self.rests[0] if self.rests else rest
-            if (rest.is_quiet and not rest.problems(first)) or waited_s > REST_LIMIT_S:
+            if (rest.is_quiet and not rest.problems(first)) or waited_s > limit_s:
                 return rest
             await asyncio.sleep(REST_POLL_S)
 
     async def _look(self) -> Rest:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.port}") as client:
-            text = (await client.get("/metrics", headers={"Connection": "close"})).text
-        values = {
-            sample.name: sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if not sample.labels
-        }
-        heaps = int(values["quire_kv_heaps"])
+        pool = await self._pool()
         own = [c for c in self.process.net_connections("tcp") if c.status != psutil.CONN_LISTEN]
         return Rest(
-            live=int(values["quire_kv_live_bytes"]),
-            quarantined=int(values["quire_kv_quarantined_bytes"]),
-            committed=int(values["quire_kv_committed_bytes"]),
-            heaps=heaps,
+            pool=pool,
             connections=len(own),
-            descriptors=self.process.num_fds() - heaps,
+            descriptors=self.process.num_fds() - pool.heaps,
             threads=self.process.num_threads(),
             resident=self.process.memory_info().rss,
         )
 
+    async def _pool(self) -> Pool:
+        """Raises ConnectionError where it is refused, or cut off."""
+        told = await clients.one_of_many(self.port, METRICS)
+        if told.status != 200:
+            raise ConnectionError(told.outcome)
+        values = {
+            sample.name: int(sample.value)
+            for family in text_string_to_metric_families(told.body.decode())
+            for sample in family.samples
+        }
+        return Pool(*(values[f"quire_kv_{name}"] for name in Pool._fields))
+
     def report(self) -> str:
         """The figures, as lines."""
-        lines = ["rest   live  committed  heaps  connections  descriptors  threads  resident"]
+        most = max(self.samples, key=lambda pool: pool.committed_bytes)
+        room = -max(pool.excess_bytes for pool in self.samples)
+        lines = [
+            f"{len(self.samples)} samples: at most {most.committed_bytes / MIB:.2f} MiB committed, "
+            f"{most.live_bytes / MIB:.2f} live then; least room {room / MIB:.2f} MiB",
+            "rest   live  committed  heaps  connections  descriptors  threads  resident",
+        ]
         lines += [
-            f"{number:4} {rest.live:6} {rest.committed / MIB:6.2f} MiB {rest.heaps:6} "
+            f"{number:4} {rest.pool.live_bytes:6} {rest.pool.committed_bytes / MIB:6.2f} MiB "
+            f"{rest.pool.heaps:6} "
             f"{rest.connections:12} {rest.descriptors:12} {rest.threads:8} "
             f"{rest.resident / MIB:5.0f} MiB"
             for number, rest in enumerate(self.rests, start=1)
@@ -260,25 +342,29 @@ class Soak:
         return "\n".join(lines)
 
 
-def soak(model: Path, minutes: float, seed: int) -> Soak:
+def soak(model: Path, minutes: float, seed: int, requests: int = 0) -> Soak:
     """Starts a server, lets clients loose on it, and ends it."""
     settings = [f"--set={name}={value}" for name, value in SETTINGS.items()]
     with serving(QUIRE, "serve", str(model), "--port", "0", *settings) as (address, process):
         port = int(address.rpartition(":")[2])
         run = Soak(port, psutil.Process(process.pid), random.Random(seed))
-        asyncio.run(run.run(minutes))
+        asyncio.run(run.run(minutes, requests))
     return run
 
 
 def main() -> int:
     """1 when something was not as it must be."""
     parser = argparse.ArgumentParser(description="Honest and rude clients together.")
-    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--minutes", type=float, default=0.0)
+    parser.add_argument("--requests", type=int, default=0, help="honest ones, instead")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    run = soak(DEMO, options.minutes, options.seed)
+    started_s = time.monotonic()
+    run = soak(DEMO, options.minutes, options.seed, options.requests)
     print(run.report())
-    print(f"{options.minutes:g} minutes, {sum(run.outcomes.values()):,} clients")
+    print(
+        f"{(time.monotonic() - started_s) / 60:.1f} minutes, {sum(run.outcomes.values()):,} clients"
+    )
     for problem in sorted(set(run.problems)):
         print(f"NOT AS IT MUST BE: {problem}")
     return 1 if run.problems else 0

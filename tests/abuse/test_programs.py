@@ -40,6 +40,13 @@ def test_rude_clients_leave_nothing_behind() -> None:
     assert len(run.outcomes) > 4, run.report()
 
 
+def test_honest_clients_leave_nothing_behind_and_copy_nothing() -> None:
+    run = soak(DEMO, minutes=0.0, seed=1, requests=60)
+    assert run.problems == [], run.report()
+    assert set(run.outcomes) == {"honest: 200", "honest: open"}, run.report()
+    assert run.outcomes.total() == 60
+
+
 HALF = Cost(5, 5000, 200, b"a", 1.0, 1.0, 40 * MIB, 0.0)
 WHOLE = replace(HALF, cpu_s=2.9, peak_bytes=119 * MIB)
 BEYOND = Cost(11, 10_001, 400, b"b", 0.01, 0.01, 0, 0.0)
