@@ -15,28 +15,6 @@ QUEUE_BOUNDS_S = (
 )
 
 
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Counters of the scheduler since its start."""
-
-    prompt_tokens: int = 0
-    submitted_prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    prefix_misses: Counter[MissReason] = field(default_factory=Counter)
-    generated_tokens: int = 0
-    preemptions: int = 0
-    failed_rows: int = 0
-    wasted_rows: int = 0
-    """The number of token rows computed for requests that had already ended."""
-
-    def count_prompt(self, tokens: int, cached_tokens: int, miss: MissReason | None) -> None:
-        """Count a prompt. ``miss`` is the reason why no more of its tokens were cached."""
-        self.submitted_prompt_tokens += tokens
-        self.cached_prompt_tokens += cached_tokens
-        if miss is not None:
-            self.prefix_misses[miss] += 1
-
-
 class HistogramCounts(NamedTuple):
     """The contents of a histogram at one moment."""
 
@@ -121,9 +99,10 @@ class MlxMemory(NamedTuple):
 NO_MLX = MlxMemory()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineStats:
-    """A snapshot of the engine's counters, made by the engine's thread; any thread may read it."""
+    """The engine's counters since its start, and its state. The scheduler counts in one of its own;
+    all others are snapshots that the engine's thread makes, and that any thread may read."""
 
     running: int = 0
     waiting: int = 0
@@ -134,7 +113,7 @@ class EngineStats:
     submitted_prompt_tokens: int = 0
     """The number of prompt tokens of all requests that began to run, cached tokens included."""
     cached_prompt_tokens: int = 0
-    prefix_misses: tuple[tuple[MissReason, int], ...] = ()
+    prefix_misses: Counter[MissReason] = field(default_factory=Counter)
     """For each reason, the number of requests whose cached prefix ended for this reason."""
     mapping_waits: int = 0
     """The number of steps that waited for memory to be mapped."""

@@ -30,7 +30,6 @@ class MemoryMap:
         parts = chain.from_iterable(group.sequences for group in self.kv.groups)
         # Of a sequence's parts in all groups of layers, the one with the most blocks is shown.
         mapped = {part.seq_id: part for part in sorted(parts, key=lambda part: part.mapped_blocks)}
-        misses = dict(stats.prefix_misses)
         blocks = ("mapped_blocks", "sealed_blocks", "borrowed_blocks")
         return self.kv.as_json() | {
             "pool": pool and pool.as_json(),
@@ -39,7 +38,7 @@ class MemoryMap:
             "waiting": stats.waiting,
             "steps": stats.steps,
             "misses": {
-                reason.value: {"count": misses.get(reason, 0), "message": reason.message}
+                reason.value: {"count": stats.prefix_misses[reason], "message": reason.message}
                 for reason in MissReason
             },
             # The numbers of blocks are 0 for a waiting sequence.

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 from engine.config import EngineConfig
-from engine.figures import MlxMemory, SchedulerCounters, StepMeter
+from engine.figures import MlxMemory, StepMeter
 from engine.journal import Journal
 from engine.memory_map import MemoryMap, report_first
 from engine.messages import Abort, CheckModel, GetMemoryMap, Message, SetKVLimit, SetMemoryPressure
@@ -235,7 +236,7 @@ class EngineLoop:
             raise
         self._emit = emit
         self._kv.evict_prefixes()
-        self._scheduler.counters = SchedulerCounters()
+        self._scheduler.counters = EngineStats()
         self._scheduler.sharing.take_decisions()
         seconds = self._pipeline.meter.step_seconds
         self._pipeline.meter = StepMeter()
@@ -287,19 +288,13 @@ class EngineLoop:
 
     def _snapshot(self) -> EngineStats:
         counters, meter = self._scheduler.counters, self._pipeline.meter
-        return EngineStats(
+        return replace(
+            counters,
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
             steps=meter.num_retired,
-            prompt_tokens=counters.prompt_tokens,
-            submitted_prompt_tokens=counters.submitted_prompt_tokens,
-            cached_prompt_tokens=counters.cached_prompt_tokens,
-            prefix_misses=tuple(counters.prefix_misses.items()),
+            prefix_misses=counters.prefix_misses.copy(),
             mapping_waits=self._kv.mapping_waits,
-            generated_tokens=counters.generated_tokens,
-            preemptions=counters.preemptions,
-            failed_rows=counters.failed_rows,
-            wasted_rows=counters.wasted_rows,
             token_budget=self._scheduler.budget.tokens,
             step_seconds=meter.step_seconds,
             copied_bytes=self._kv.copied_bytes,

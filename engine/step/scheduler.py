@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 
-from engine.figures import SchedulerCounters
+from engine.figures import EngineStats
 from engine.step.constraints import accept
 from engine.step.plan import (
     NO_STEP,
@@ -161,7 +161,7 @@ class Scheduler:
         self.kv = kv
         self.limits = limits
         self.budget = budget
-        self.counters = SchedulerCounters()
+        self.counters = EngineStats()
         self.holds_back = False
         """True while memory is short. Then no sequence is admitted beside a running sequence."""
         self._max_batched_tokens = max_num_batched_tokens
@@ -403,7 +403,10 @@ class Scheduler:
         left_at, miss = self.kv.explain(sequence.seq_id)
         sequence.prefix = PrefixReport(sequence.num_computed, left_at, miss)
         self._begun.append(sequence.request.submitted_s)
-        self.counters.count_prompt(sequence.num_prompt, sequence.num_computed, miss)
+        self.counters.submitted_prompt_tokens += sequence.num_prompt
+        self.counters.cached_prompt_tokens += sequence.num_computed
+        if miss is not None:
+            self.counters.prefix_misses[miss] += 1
 
     def _preempt_youngest(self) -> Sequence:
         sequence = self._running.pop()

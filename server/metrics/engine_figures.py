@@ -49,8 +49,7 @@ def _requests(stats: EngineStats) -> Iterator[Metric]:
     yield histogram("quire_request_queue_seconds", stats.measured.queue_seconds)
     yield counter("quire_prompt_tokens_submitted_total", stats.submitted_prompt_tokens)
     yield counter("quire_prompt_tokens_cached_total", stats.cached_prompt_tokens)
-    misses = dict(stats.prefix_misses)
-    reasons = [((reason.value,), misses.get(reason, 0)) for reason in MissReason]
+    reasons = [((reason.value,), stats.prefix_misses[reason]) for reason in MissReason]
     yield counters("quire_prefix_misses_total", ("reason",), reasons)
 
 

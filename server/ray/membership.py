@@ -21,7 +21,7 @@ MOMENTARY = ("running", "waiting", "token_budget", "step_seconds", "mlx", "kv")
 LARGEST = ("token_budget", "step_seconds")
 # Fields with constants that are equal in all replicas. Merging statistics does not add them.
 EQUAL = ("bounds", "block_bytes", "block_tokens", "slot_bytes")
-# Fields that hold pairs (name, number of events).
+# Fields that count by name, as a Counter or as pairs.
 COUNTS_BY_NAME = ("prefix_misses", "cached")
 
 
@@ -45,7 +45,7 @@ def _merge(name: str, one: Any, other: Any) -> Any:
     if name in COUNTS_BY_NAME:
         sums = Counter(dict(one))
         sums.update(dict(other))
-        return tuple(sums.items())
+        return sums if isinstance(one, Counter) else tuple(sums.items())
     if name == "counts":
         return tuple(map(add, one, other))
     return _merge_fields(one, other)

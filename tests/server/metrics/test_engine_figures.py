@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import replace
 
 import httpx2
@@ -63,7 +64,7 @@ def test_what_came_from_the_cache_is_counted_and_misses_have_their_reasons() -> 
         EngineStats(
             submitted_prompt_tokens=64,
             cached_prompt_tokens=48,
-            prefix_misses=((MissReason.EVICTED, 3), (MissReason.NO_STATE, 1)),
+            prefix_misses=Counter({MissReason.EVICTED: 3, MissReason.NO_STATE: 1}),
             mapping_waits=5,
         )
     )

@@ -1,5 +1,6 @@
 """Who the replicas are."""
 
+from collections import Counter
 from dataclasses import fields, replace
 
 from prometheus_client import CollectorRegistry
@@ -35,7 +36,7 @@ ONE = EngineStats(
     steps=10,
     token_budget=64,
     step_seconds=0.5,
-    prefix_misses=((MissReason.EVICTED, 2),),
+    prefix_misses=Counter({MissReason.EVICTED: 2}),
     measured=seen(0.5),
     mlx=MlxMemory(1, 2, 3),
     kv=POOL,
@@ -46,7 +47,7 @@ def test_counts_are_added_and_what_is_no_sum_is_the_largest() -> None:
     other = replace(ONE, token_budget=32, measured=seen(1.5))
     both = merge_stats([ONE, other])
     assert (both.running, both.steps, both.token_budget, both.step_seconds) == (2, 20, 64, 0.5)
-    assert both.prefix_misses == ((MissReason.EVICTED, 4),)
+    assert both.prefix_misses == {MissReason.EVICTED: 4}
     assert both.measured.step_seconds.counts == (1, 1, 0)
     assert both.measured.step_seconds.total == 2.0
     assert both.mlx == MlxMemory(2, 4, 6)
