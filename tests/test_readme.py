@@ -26,8 +26,8 @@ COMMANDS = [
 def address() -> Iterator[str]:
     """The demo model, served as `make serve` does."""
     limits = ("--kv-budget", "64MiB", "--max-num-seqs", "2")
-    with serving(QUIRE, "serve", "demo", "--port", "0", *limits) as (address, _):
-        yield address
+    with serving(QUIRE, "serve", "demo", "--port", "0", *limits) as process:
+        yield process.url
 
 
 def run(command: str, home: Path) -> subprocess.CompletedProcess[str]:

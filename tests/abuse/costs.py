@@ -124,7 +124,7 @@ def watched(quire: Path, embeds: bool) -> Iterator[Server]:
     settings = [f"--set={one}" for one in (*SETTINGS, f"engine.max_model_len={CONTEXT}")]
     settings += ["--set=engine.task=embed"] if embeds else []
     with serving(DEMO, *settings, quire=("env", *ALLOCATOR, quire)) as process:
-        port, pid = int(process.url.rpartition(":")[2]), process.process.pid
+        port, pid = process.port, process.process.pid
         for path, body in WARM_UP:
             ask(port, request("POST", path, CLOSE, json.dumps(body).encode()))
         watch = Watch(port, pid, 0)

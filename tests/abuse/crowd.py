@@ -183,8 +183,8 @@ def run(
 ) -> Outcome:
     """Of a server of its own."""
     command = (QUIRE, "serve", str(model), "--port", "0", "--log-level", "info", *flags)
-    with serving(*command) as (address, _):
-        return asyncio.run(measure(int(address.rpartition(":")[2]), size, calm_s, streams))
+    with serving(*command) as process:
+        return asyncio.run(measure(process.port, size, calm_s, streams))
 
 
 def main() -> int:

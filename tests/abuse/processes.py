@@ -2,9 +2,6 @@
 
 import asyncio
 import re
-import signal
-import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,65 +13,16 @@ from typing import Any
 import httpx2
 import psutil
 
-from tests.clients.servers import QUIRE
+from tests.clients.servers import QUIRE, Process
 
 START_LIMIT_S = 60.0
 END_LIMIT_S = 60.0
 SMALL = ("--kv-budget", "16MiB", "--heap-size", "1MiB", "--free-slack", "1MiB", "--threads", "1")
-ANNOUNCED = re.compile(r"on (http://\S+:\d+)")
 
 
-class Process:
-    """A server on a free port; its log is read while it runs."""
-
-    def __init__(
-        self, model: Path, *arguments: str, quire: Sequence[str | Path] = (QUIRE,)
-    ) -> None:
-        """quire: the command."""
-        self.process = subprocess.Popen(
-            [*quire, "serve", model, "--port", "0", *arguments],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.log: list[str] = []
-        self.url = ""
-        self._announced = threading.Event()
-        self._reading = threading.Thread(target=self._read)
-        self._reading.start()
-        if not self._announced.wait(START_LIMIT_S) or not self.url:
-            self.kill()
-            raise AssertionError("".join(self.log))
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log.append(line)
-            if found := ANNOUNCED.search(line):
-                self.url = found[1]
-                self._announced.set()
-        self._announced.set()
-
-    @property
-    def text(self) -> str:
-        """The log so far."""
-        return "".join(self.log)
-
-    def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def wait(self) -> int:
-        """Its exit code, when it has ended by itself."""
-        code = self.process.wait(END_LIMIT_S)
-        self.kill()
-        return code
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._reading.join()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
+def started(model: Path, *arguments: str, quire: Sequence[str | Path] = (QUIRE,)) -> Process:
+    """A server on a free port. quire: the command."""
+    return Process(*quire, "serve", model, "--port", "0", *arguments)
 
 
 @contextmanager
@@ -82,7 +30,7 @@ def serving(
     model: Path, *arguments: str, quire: Sequence[str | Path] = (QUIRE,)
 ) -> Iterator[Process]:
     """A server, which is gone afterwards."""
-    process = Process(model, *arguments, quire=quire)
+    process = started(model, *arguments, quire=quire)
     try:
         yield process
     finally:

@@ -345,9 +345,8 @@ class Soak:
 def soak(model: Path, minutes: float, seed: int, requests: int = 0) -> Soak:
     """Starts a server, lets clients loose on it, and ends it."""
     settings = [f"--set={name}={value}" for name, value in SETTINGS.items()]
-    with serving(QUIRE, "serve", str(model), "--port", "0", *settings) as (address, process):
-        port = int(address.rpartition(":")[2])
-        run = Soak(port, psutil.Process(process.pid), random.Random(seed))
+    with serving(QUIRE, "serve", str(model), "--port", "0", *settings) as server:
+        run = Soak(server.port, psutil.Process(server.process.pid), random.Random(seed))
         asyncio.run(run.run(minutes, requests))
     return run
 

@@ -197,9 +197,9 @@ async def swap(swaps: int, seed: int) -> Outcome:
         arguments = [str(folder / model) for model in NAMES]
         for setting, value in settings.items():
             arguments += ["--set", f"{setting}={value}"]
-        with serving(QUIRE, "serve", "--port", "0", *arguments) as (url, started):
-            process = psutil.Process(started.pid)
-            async with httpx2.AsyncClient(base_url=url, timeout=ANSWER_LIMIT_S) as http:
+        with serving(QUIRE, "serve", "--port", "0", *arguments) as server:
+            process = psutil.Process(server.process.pid)
+            async with httpx2.AsyncClient(base_url=server.url, timeout=ANSWER_LIMIT_S) as http:
                 outcome = await Swaps(process, http, seed).run(swaps)
             children = process.children()
         left = [child.pid for child in children if child.is_running()]

@@ -54,7 +54,7 @@ class Watched:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Watched]:
     with serving(DEMO, *SMALL, *SETTINGS) as process:
-        port, pid = int(process.url.rpartition(":")[2]), process.process.pid
+        port, pid = process.port, process.process.pid
         for path, body in WARM_UP:
             ask(port, request("POST", path, CLOSE, json.dumps(body).encode()))
         watch = Watch(port, pid, 0)

@@ -19,13 +19,12 @@ from tests.abuse.processes import (
     Ask,
     Clients,
     End,
-    Process,
     serving,
     streams,
     until_begun,
     whole,
 )
-from tests.clients.servers import QUIRE, run_to_end
+from tests.clients.servers import QUIRE, Process, run_to_end
 from tests.models import ModelSpec, write_model
 from tests.server.harness import CHAT, chat, eventually
 

@@ -1,12 +1,14 @@
 """Servers for the clients: child processes on free ports of the loopback address."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,10 @@ from tests.models import write_embedding_model
 
 QUIRE = str(Path(sys.executable).with_name("quire"))
 START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 300.0
 POLL_S = 0.05
-Process = subprocess.Popen[bytes]
-ANNOUNCED = re.compile(r"serving .+? on (http://127\.0\.0\.1:\d+)")
+ANNOUNCED = re.compile(r"serving .+? on (http://\S+:\d+)")
 
 
 class ServerError(Exception):
@@ -34,25 +35,70 @@ def run_to_end(*command: str | Path, **how: Any) -> subprocess.CompletedProcess[
     )
 
 
+class Process:
+    """A program that says where it serves, from when it has said so. Its log is a file without a
+    name."""
+
+    def __init__(self, *command: str | Path) -> None:
+        """Raises ServerError where it does not start."""
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by kill()
+        self._said = ""
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=self._log, stderr=subprocess.STDOUT
+        )
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while (found := ANNOUNCED.search(self.text)) is None:
+            if self.process.poll() is not None or time.monotonic() > deadline_s:
+                self.kill()
+                raise ServerError(f"it did not start ({self.process.returncode}):\n{self.text}")
+            time.sleep(POLL_S)
+        self.url = found[1]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def text(self) -> str:
+        """The log so far."""
+        if not self._log.closed:
+            # The child shares the file's position: only reading at an offset leaves it there.
+            size = os.fstat(self._log.fileno()).st_size
+            self._said = os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+        return self._said
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit code, when it has ended by itself; it is gone afterwards in any case."""
+        try:
+            return self.process.wait(STOP_TIMEOUT_S)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        _ = self.text
+        self._log.close()
+
+
 @contextmanager
-def serving(*command: str) -> Iterator[tuple[str, Process]]:
-    """A program that says where it serves, until the block ends. Gives its address and process.
+def serving(*command: str | Path) -> Iterator[Process]:
+    """A program that says where it serves, until the block ends.
 
     Raises ServerError where the program does not start, or has ended before the block did.
     """
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
-
-        def written() -> str:
-            log.seek(0)
-            return log.read().decode(errors="replace")
-
-        try:
-            yield _address(process, written), process
-            if process.poll() is not None:
-                raise ServerError(f"the server ended with {process.returncode}:\n{written()}")
-        finally:
-            _end(process)
+    process = Process(*command)
+    try:
+        yield process
+        if process.process.poll() is not None:
+            raise ServerError(f"it ended with {process.process.returncode}:\n{process.text}")
+    finally:
+        process.send(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait()
 
 
 @contextmanager
@@ -62,8 +108,8 @@ def random_server(*, several: bool = False) -> Iterator[str]:
         model = random_model(Path(folder) / "random")
         limits = ("--kv-budget", "256MiB", "--max-model-len", "8192", "--max-num-seqs", "8")
         command = (QUIRE, "serve", *_models(model, several=several), "--port", "0", *limits)
-        with serving(*command) as (address, _):
-            yield address
+        with serving(*command) as process:
+            yield process.url
 
 
 @contextmanager
@@ -73,8 +119,8 @@ def embedding_server(*, several: bool = False) -> Iterator[str]:
         model = write_embedding_model(Path(folder) / "embedder")
         limits = ("--kv-budget", "64MiB", "--max-model-len", "1024")
         command = (QUIRE, "serve", *_models(model, several=several), "--port", "0", *limits)
-        with serving(*command) as (address, _):
-            yield address
+        with serving(*command) as process:
+            yield process.url
 
 
 def _models(model: Path, *, several: bool) -> list[str]:
@@ -90,26 +136,5 @@ def _models(model: Path, *, several: bool) -> list[str]:
 def parrot_server(*, several: bool = False) -> Iterator[str]:
     """The model that says what it is told; several: behind the front of several models."""
     module = "tests.clients.several" if several else "tests.clients.parrot"
-    with serving(sys.executable, "-m", module) as (address, _):
-        yield address
-
-
-def _address(process: Process, written: Callable[[], str]) -> str:
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while (found := ANNOUNCED.search(written())) is None:
-        if process.poll() is not None:
-            raise ServerError(f"the server ended with {process.returncode}:\n{written()}")
-        if time.monotonic() > deadline_s:
-            raise ServerError(f"the server did not start in {START_TIMEOUT_S:.0f} s:\n{written()}")
-        time.sleep(POLL_S)
-    return found[1]
-
-
-def _end(process: Process) -> None:
-    """Asks, waits, then insists."""
-    process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(STOP_TIMEOUT_S)
+    with serving(sys.executable, "-m", module) as process:
+        yield process.url

@@ -172,13 +172,13 @@ def check_live() -> tuple[int, int]:
     limits = ["--kv-budget", "3MiB", "--heap-size", "1MiB", "--max-num-seqs", "12"]
     model = str(ROOT / "configs" / "demo" / "model")
     command = (QUIRE, "serve", model, "--port", "0", *limits, *settings)
-    with serving(*command) as (address, _), scraping(address[7:], SCRAPE_KEY) as prometheus:
+    with serving(*command) as server, scraping(server.url[7:], SCRAPE_KEY) as prometheus:
         start_s = time.time()
         time.sleep(IDLE_S)
-        load = Load(address, KEY, LOAD_S)
+        load = Load(server.url, KEY, LOAD_S)
         asyncio.run(load.run())
         print(f"answers: {dict(sorted(load.answers.items()))}")
-        outcome = [_metrics_are_sound(address), _is_scraped(prometheus)]
+        outcome = [_metrics_are_sound(server.url), _is_scraped(prometheus)]
         queries = [its for its in targets() if not ELSEWHERE.search(its.expr)]
         rules = [its for its in recordings() if OF_A_CLUSTER not in its.expr]
         outcome += [shows(prometheus, target, start_s) for target in queries]
@@ -202,13 +202,16 @@ def check_several() -> tuple[int, int]:
         for model in models:
             shutil.copytree(ROOT / "configs" / "demo" / "model", model)
         command = (QUIRE, "serve", *map(str, models), "--port", "0", *limits, *more)
-        with serving(*command) as (address, _), scraping(address[7:], SCRAPE_KEY) as prometheus:
+        with serving(*command) as server, scraping(server.url[7:], SCRAPE_KEY) as prometheus:
             start_s = time.time()
             # A counter has a rate only if it was scraped before it rose.
             counter = 'quire_generated_tokens_total{model="one"}'
-            outcome = [_answers(address, "one"), _is_seen(prometheus, counter)]
-            outcome += [_answers(address, "one"), _is_seen(prometheus, f"rate({counter}[15s]) > 0")]
-            outcome += [_answers(address, each) for each in ("other", "one")]
+            outcome = [_answers(server.url, "one"), _is_seen(prometheus, counter)]
+            outcome += [
+                _answers(server.url, "one"),
+                _is_seen(prometheus, f"rate({counter}[15s]) > 0"),
+            ]
+            outcome += [_answers(server.url, each) for each in ("other", "one")]
             time.sleep(2 * SCRAPE_S)
             queries = [its for its in targets() if OF_MODELS.search(its.expr)]
             outcome += [shows(prometheus, target, start_s) for target in queries]

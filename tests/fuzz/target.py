@@ -12,7 +12,7 @@ from typing import Any
 from urllib.request import urlopen
 
 from tests.abuse.clients import request
-from tests.abuse.processes import Process
+from tests.abuse.processes import started
 from tests.fuzz.bodies import ORDINARY
 from tests.fuzz.judgement import ANSWER_LIMIT_S, Answer
 from tests.fuzz.watch import CLOSE, Watch
@@ -41,9 +41,9 @@ class Target:
         self._start()
 
     def _start(self) -> None:
-        self._server = Process(self._model, *self._settings, quire=self._quire)
+        self._server = started(self._model, *self._settings, quire=self._quire)
         self.starts += 1
-        self.port = int(self._server.url.rpartition(":")[2])
+        self.port = self._server.port
         for path, body in WARM_UP:
             ask(self.port, request("POST", path, CLOSE, json.dumps(body).encode()))
         self.watch_with(self._streams)

@@ -44,13 +44,13 @@ class Browser:
         self._stack = ExitStack()
 
     def __enter__(self) -> "Browser":
-        self.demo, _ = self._stack.enter_context(serving(QUIRE, "serve", *DEMO, *SMALL))
+        self.demo = self._serving(QUIRE, "serve", *DEMO, *SMALL)
         slow = (sys.executable, "-c", SLOW, "serve", *DEMO, *SMALL, *FULL_AT_ONCE)
-        self.slow, _ = self._stack.enter_context(serving(*slow))
+        self.slow = self._serving(*slow)
         locked = ("--set", f"access.api_keys={KEY}")
-        self.locked, _ = self._stack.enter_context(serving(QUIRE, "serve", *DEMO, *SMALL, *locked))
+        self.locked = self._serving(QUIRE, "serve", *DEMO, *SMALL, *locked)
         parrot = (sys.executable, "-m", "tests.clients.parrot")
-        self.parrot, _ = self._stack.enter_context(serving(*parrot))
+        self.parrot = self._serving(*parrot)
         playwright = self._stack.enter_context(sync_playwright())
         expect.set_options(timeout=TIMEOUT_MS)
         # In a container the sandbox of the browser's own cannot be made.
@@ -59,6 +59,9 @@ class Browser:
         )
         self._stack.callback(self._browser.close)
         return self
+
+    def _serving(self, *command: str) -> str:
+        return self._stack.enter_context(serving(*command)).url
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.abuse.processes import END_LIMIT_S, Clients, End, Process, streams, until_begun
+from tests.abuse.processes import END_LIMIT_S, Clients, End, streams, until_begun
+from tests.clients.servers import Process
 from tests.metal.darwin.macs import MACS, SHELL_LIMIT, WARNING
 from tests.metal.darwin.product import command, serving
 

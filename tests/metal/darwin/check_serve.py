@@ -9,7 +9,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.abuse.processes import END_LIMIT_S, Clients, End, Process, streams, until_begun
+from tests.abuse.processes import END_LIMIT_S, Clients, End, streams, until_begun
+from tests.clients.servers import Process
 from tests.metal.darwin.macs import MACS, Mac
 from tests.metal.darwin.product import serving
 

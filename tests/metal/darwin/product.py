@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from tests.abuse import processes
+from tests.clients.servers import Process
 from tests.metal.darwin.macs import Mac
 
 RUNG = Path(__file__).parent
@@ -53,7 +54,7 @@ def stage() -> None:
 
 
 @contextmanager
-def serving(mac: Mac, folder: Path, model: Path, *flags: str) -> Iterator[processes.Process]:
+def serving(mac: Mac, folder: Path, model: Path, *flags: str) -> Iterator[Process]:
     """A server on that Mac; at the end its device has found no mistake."""
     figures = mac.told(folder)
     with processes.serving(model, *flags, quire=command(mac, figures, "quire")) as server:

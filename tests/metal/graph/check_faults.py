@@ -15,7 +15,8 @@ import httpx2
 import pytest
 
 from kvcache.backends.faults import GPUFailure
-from tests.abuse.processes import Process, serving
+from tests.abuse.processes import serving
+from tests.clients.servers import Process
 from tests.kvcache.backends.test_gpu_failures import TEXTS
 from tests.metal.graph.check_engine import SPEC
 from tests.metal.graph.program import (

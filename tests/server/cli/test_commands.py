@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -29,7 +28,7 @@ from server.cli import serve
 from server.cli.commands import app, main
 from server.cli.serve import EngineError
 from server.cli.settings import FIELDS, FLAGS, default_of, read_settings
-from tests.abuse.processes import port_of
+from tests.abuse.processes import port_of, serving
 from tests.clients.servers import QUIRE, run_to_end
 from tests.models import TINY, write_config, write_model, write_tokenizer
 from tests.server.commands import ENGINE, MODEL, SETTINGS, Run, one_sentence
@@ -416,49 +415,6 @@ def test_a_folder_that_is_gone_is_left(
 # --- a real process ---------------------------------------------------------------------------
 
 
-class Server:
-    """``quire serve`` on a free port."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [QUIRE, "serve", *arguments, *SMALL, "--port", "0"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.log: list[str] = []
-        self.url = ""
-        self._listening = threading.Event()
-        self._reading = threading.Thread(target=self._read)
-        self._reading.start()
-        assert self._listening.wait(DEADLINE_S), self.log
-        assert self.url, self.log
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log.append(line)
-            if found := re.search(r"on (http://\S+:\d+)", line):
-                self.url = found[1]
-                self._listening.set()
-        self._listening.set()
-
-    def end(self) -> int:
-        """Tells it to end; its exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.wait()
-
-    def wait(self) -> int:
-        try:
-            return self.process.wait(DEADLINE_S)
-        finally:
-            self.process.kill()
-            self._reading.join()
-            for stream in (self.process.stdout, self.process.stderr):
-                assert stream is not None
-                stream.close()
-
-
 def test_ctrl_c_is_a_sentence_before_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     handlers = list[object]()
     monkeypatch.setattr(
@@ -512,8 +468,7 @@ def wake_ups(process: int) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counted in /proc")
 def test_an_idle_server_wakes_up_at_most_twice_a_second() -> None:
-    server = Server("demo", "--kv-backend", "posix")
-    try:
+    with serving(Path("demo"), *SMALL, "--kv-backend", "posix") as server:
         seconds, fewest = 5.0, math.inf
         deadline = time.monotonic() + DEADLINE_S
         # Its start, and the release of memory at idle, may take longer on a busy machine.
@@ -527,8 +482,8 @@ def test_an_idle_server_wakes_up_at_most_twice_a_second() -> None:
             time.sleep(1.1)
             dates.append(httpx2.get(f"{server.url}/health").headers["date"])
         assert dates[0] != dates[1]
-    finally:
-        assert server.end() == 0
+        server.send(signal.SIGTERM)
+        assert server.wait() == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
@@ -559,9 +514,10 @@ def test_a_process_may_begin_in_a_folder_that_is_gone(tiny_model: Path, tmp_path
 
 
 def test_a_server_says_what_it_serves_where_and_how_and_that_it_ends(tmp_path: Path) -> None:
-    server = Server(str(write_model(tmp_path / "served")))
-    assert server.end() == 0
-    text = "".join(server.log)
+    with serving(write_model(tmp_path / "served"), *SMALL) as server:
+        server.send(signal.SIGTERM)
+        assert server.wait() == 0
+    text = server.text
     assert "serving served on http://127.0.0.1:" in text
     assert f"OPENAI_BASE_URL={server.url}/v1\n" in text
     assert f"ANTHROPIC_BASE_URL={server.url}\n" in text
@@ -569,4 +525,4 @@ def test_a_server_says_what_it_serves_where_and_how_and_that_it_ends(tmp_path: P
     assert "KV backend: posix" in text
     assert "context " in text
     assert text.index("] ending") < text.index("] ended")
-    assert len(server.log) < 17
+    assert text.count("\n") < 17
