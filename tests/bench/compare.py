@@ -53,6 +53,8 @@ class Measured:
     tokens_per_s: list[float] = field(default_factory=list)
     """Not a number where the server does not report usage: chunks are no tokens."""
     ttft_ms: list[float] = field(default_factory=list)
+    prompt_per_s: list[float] = field(default_factory=list)
+    """Tokens of a prompt over the time to the first token."""
     decode_per_s: list[float] = field(default_factory=list)
     """Tokens of one answer after its first."""
     client_share: list[float] = field(default_factory=list)
@@ -65,6 +67,7 @@ class Measured:
     def note(self, result: LoadResult) -> None:
         self.tokens_per_s.append(result.tokens_per_s)
         self.ttft_ms.append(1e3 * statistics.median(result.ttfts_s))
+        self.prompt_per_s.append(1e3 * result.answers[0].prompt_tokens / self.ttft_ms[-1])
         self.decode_per_s.append(Figures.of([a.decode_per_s for a in result.answers]).median)
         self.client_share.append(result.client_share)
         self.lengths.update((a.prompt_tokens, a.completion_tokens) for a in result.answers)
@@ -122,45 +125,29 @@ def check_whole(contestant: Contestant, result: LoadResult, case: Case) -> None:
 
 # --- the table -----------------------------------------------------------------------------------
 
-LeastRatio = Callable[[str, Case], float | None]
 
-
-def rate_rows(
-    name: str, seen: Seen, labels: Sequence[str], cases: Sequence[Case], least: LeastRatio
-) -> list[Row]:
-    """Compare tokens per second of the first label with each of the others. least: the ratio that a
-    row should reach, by the peer's label and the case."""
-    rows = []
-    for case in cases:
-        for peer in labels[1:]:
-            ours, theirs = (seen[label, case].tokens_per_s for label in (labels[0], peer))
-            silent = any(math.isnan(figure) for figure in theirs)
-            called = f"{peer}, reports no usage" if silent else peer
-            row_name = f"{name}, {streams_text(case.streams)}"
-            row = Row.of(row_name, "tok/s", ours, (called, theirs), least(peer, case))
-            rows.append(row)
-    return rows
-
-
-def ttft_rows(
+def compare_rows(
     seen: Seen,
     labels: Sequence[str],
     cases: Sequence[Case],
-    least: LeastRatio,
-    name: Callable[[Case], str],
+    figure: str,
+    name: str,
+    least: Callable[[str, Case], float | None] = lambda *_: None,
 ) -> list[Row]:
-    """Compare medians of the times to the first text. least: as for rate_rows."""
-    return [
-        Row.of(
-            f"time to first token, {name(case)}",
-            "ms",
-            seen[labels[0], case].ttft_ms,
-            (peer, seen[peer, case].ttft_ms),
-            least(peer, case),
-        )
-        for case in cases
-        for peer in labels[1:]
-    ]
+    """Compare the first label with each of the others. figure: a field of Measured. name: of a row,
+    in which {case} and {streams} are replaced. least: the ratio that a row should reach, by the
+    peer's label and the case."""
+    rows = []
+    for case in cases:
+        streams = "1 stream" if case.streams == 1 else f"{case.streams} streams"
+        for peer in labels[1:]:
+            ours, theirs = (getattr(seen[label, case], figure) for label in (labels[0], peer))
+            silent = any(math.isnan(each) for each in seen[peer, case].tokens_per_s)
+            called = f"{peer}, reports no usage" if silent else peer
+            unit = "ms" if figure.endswith("_ms") else "tok/s"
+            title = name.format(case=case, streams=streams)
+            rows.append(Row.of(title, unit, ours, (called, theirs), least(peer, case)))
+    return rows
 
 
 def facts(name: str, seen: Seen, cases: Sequence[Case]) -> list[tuple[str, str]]:
@@ -186,7 +173,3 @@ def facts(name: str, seen: Seen, cases: Sequence[Case]) -> list[tuple[str, str]]
         ),
         (f"{name}: load client", f"at most {100 * share:.0f} % of one core"),
     ]
-
-
-def streams_text(streams: int) -> str:
-    return "1 stream" if streams == 1 else f"{streams} streams"

@@ -18,15 +18,7 @@ from subprocess import CalledProcessError
 
 from engine.build import choose_activations
 from tests.bench import llama
-from tests.bench.compare import (
-    Case,
-    Seen,
-    compare_round,
-    nothing_seen,
-    rate_rows,
-    streams_text,
-    ttft_rows,
-)
+from tests.bench.compare import Case, Seen, compare_round, compare_rows, nothing_seen
 from tests.bench.limits import MEMORY_BYTES, Busy, ReadProbe, others_text
 from tests.bench.models import ModelStore, weight_bytes
 from tests.bench.peers import OURS, BrokenError, Contest, LlamaServer, Server, Startable, quire
@@ -228,42 +220,22 @@ def _rows(found: Measurement, cases: Cases, weights: Weights, name: str) -> list
     if chosen != "float32":
         sides[EXACT] = ", float32 activations"
     for label, ending in sides.items():
-        rows += _prompt_rows(found.seen, label, ending, cases.prompts)
-        rows += _decode_rows(found.seen, label, ending, cases.decodes)
+        of = found.seen, (label, LLAMA_SERVER)
+        rows += compare_rows(
+            *of, cases.prompts, "prompt_per_s", f"prompt of {{case.prompt_tokens}} tokens{ending}",
+            lambda *_: LEAST_PROMPT,
+        )  # fmt: skip
+        rows += compare_rows(*of, cases.decodes, "together_per_s", f"decode{ending}, {{streams}}")
         if weights.read_whole:
             rows.append(_streaming_row(found, label, ending, weights))
-        rows += _whole_rows(found.seen, label, ending, cases.whole)
+        both = f"{PROMPT_TOKENS} in, {ANSWER_TOKENS} out{ending}, {{streams}}"
+        rows += compare_rows(*of, cases.whole, "tokens_per_s", both, least_whole)
+        rows += compare_rows(*of, cases.whole, "ttft_ms", f"time to first token, {both}")
     return [row.run_with(name) for row in rows]
 
 
-def _prompt_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> list[Row]:
-    return [
-        Row.of(
-            f"prompt of {case.prompt_tokens} tokens{ending}",
-            "tok/s",
-            prompt_rates(case.prompt_tokens, seen[label, case].ttft_ms),
-            (LLAMA_SERVER, prompt_rates(case.prompt_tokens, seen[LLAMA_SERVER, case].ttft_ms)),
-            LEAST_PROMPT,
-        )
-        for case in cases
-    ]
-
-
-def prompt_rates(tokens: int, ttft_ms: Sequence[float]) -> list[float]:
-    """Return tokens of a prompt over the time to the first token, per second."""
-    return [1e3 * tokens / ms for ms in ttft_ms]
-
-
-def _decode_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> list[Row]:
-    return [
-        Row.of(
-            f"decode{ending}, {streams_text(case.streams)}",
-            "tok/s",
-            seen[label, case].together_per_s,
-            (LLAMA_SERVER, seen[LLAMA_SERVER, case].together_per_s),
-        )
-        for case in cases
-    ]
+def least_whole(_: str, case: Case) -> float | None:
+    return LEAST_WHOLE.get(case.streams)
 
 
 def _streaming_row(found: Measurement, label: str, ending: str, weights: Weights) -> Row:
@@ -274,20 +246,6 @@ def _streaming_row(found: Measurement, label: str, ending: str, weights: Weights
     least = LEAST_OF_READ_BANDWIDTH if weights.quantised else None
     name = f"decode{ending} at 1 stream, weights alone"
     return Row.of(name, "GB/s", streamed, ("read probe", found.read), least)
-
-
-def _whole_rows(seen: Seen, label: str, ending: str, cases: Sequence[Case]) -> list[Row]:
-    labels, name = [label, LLAMA_SERVER], f"{PROMPT_TOKENS} in, {ANSWER_TOKENS} out{ending}"
-    return [
-        *rate_rows(name, seen, labels, cases, lambda _, case: LEAST_WHOLE.get(case.streams)),
-        *ttft_rows(
-            seen,
-            labels,
-            cases,
-            lambda *_: None,
-            lambda case: f"{name}, {streams_text(case.streams)}",
-        ),
-    ]
 
 
 def sets_text(ran: Sequence[str]) -> str:

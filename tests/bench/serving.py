@@ -8,16 +8,7 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
-from tests.bench.compare import (
-    Case,
-    compare_round,
-    facts,
-    nothing_seen,
-    rate_rows,
-    run_case,
-    streams_text,
-    ttft_rows,
-)
+from tests.bench.compare import Case, compare_round, compare_rows, facts, nothing_seen, run_case
 from tests.bench.load import make_prompt, start
 from tests.bench.models import SERVING, TEMPLATE_TOKENS, write_endless_model
 from tests.bench.peers import BrokenError, Command, Contest, Server, mlx_lm_server, quire
@@ -49,8 +40,8 @@ def run_serving(rounds: Rounds, requests_per_stream: int, folder: Path, contest:
             run_case(server, warm_up, next(contest.seeds))
         for number in rounds:
             compare_round(seen, servers, cases, number, contest.seeds)
-    rows = rate_rows("serving", seen, labels, cases, least_ratio)
-    rows += ttft_rows(seen, labels, cases, lambda *_: None, lambda case: streams_text(case.streams))
+    rows = compare_rows(seen, labels, cases, "tokens_per_s", "serving, {streams}", least_ratio)
+    rows += compare_rows(seen, labels, cases, "ttft_ms", "time to first token, {streams}")
     return Part(rows, facts("serving", seen, cases))
 
 
