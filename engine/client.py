@@ -39,17 +39,20 @@ class Slots:
 
     max_share_ratio: float
     """The fraction of all slots that one tenant may take."""
+    capacity: Callable[[], int]
     _taken: Counter[bytes] = field(default_factory=Counter)
 
-    def max_share(self, capacity: int) -> int:
-        return max(1, int(capacity * self.max_share_ratio))
+    @property
+    def max_share(self) -> int:
+        """The number of slots that one tenant may take."""
+        return max(1, int(self.capacity() * self.max_share_ratio))
 
-    def check(self, requests: int, tenant: bytes, capacity: int) -> None:
-        """Raise QueueFullError if more than ``capacity`` slots would be taken, or ShareFullError if
+    def check(self, requests: int, tenant: bytes) -> None:
+        """Raise QueueFullError if more slots would be taken than there are, or ShareFullError if
         the tenant would take more than its share."""
-        if self._taken.total() + requests > capacity:
+        if self._taken.total() + requests > self.capacity():
             raise QueueFullError
-        if self._taken[tenant] + requests > self.max_share(capacity):
+        if self._taken[tenant] + requests > self.max_share:
             raise ShareFullError
 
     def take(self, requests: int, tenant: bytes) -> None:
@@ -169,7 +172,7 @@ class EngineClient:
         self._hung_behind: BackendFailedError | None = None
         self._events: asyncio.AbstractEventLoop | None = None
         self._streams: dict[int, TokenStream] = {}
-        self._slots = Slots(max_share_ratio)
+        self.slots = Slots(max_share_ratio, lambda: self.capacity)
         self._sleep = SleepDetector()
         self._last_id = 0
         self._closed = False
@@ -281,14 +284,6 @@ class EngineClient:
         """The largest number of requests that may run or wait at the same time."""
         return self.limits.max_num_seqs + self._max_queue
 
-    @property
-    def max_share(self) -> int:
-        """The largest number of requests of one tenant that may run or wait at the same time."""
-        return self._slots.max_share(self.capacity)
-
-    def check_room(self, requests: int, tenant: bytes) -> None:
-        self._slots.check(requests, tenant, self.capacity)
-
     async def memory_map(self) -> MemoryMap:
         """Return a snapshot of the cache's memory, made between two steps. Raises EngineDeadError
         if the engine has ended, or ends before the snapshot is made."""
@@ -312,7 +307,7 @@ class EngineClient:
             raise EngineDeadError
         self.limits.check_length(request)
         if not request.beyond_queue:
-            self.check_room(len(request.params), request.salt.tenant)
+            self.slots.check(len(request.params), request.salt.tenant)
         self.notice_sleep()
         wake = asyncio.Event() if read_with is None else read_with.wake
         request = replace(request, request_id=self._last_id + 1, submitted_s=time.monotonic())
@@ -322,7 +317,7 @@ class EngineClient:
         }
         self._last_id += len(streams)
         self._streams |= streams
-        self._slots.take(len(streams), request.salt.tenant)
+        self.slots.take(len(streams), request.salt.tenant)
         self._loop.mailbox.put(request)
         return list(streams.values())
 
@@ -340,7 +335,7 @@ class EngineClient:
                 log.warning("the request %s has failed: %s", stream.request.name, event.message)
             if event.finish is not None:
                 del self._streams[event.request_id]
-                self._slots.free(stream.request.salt.tenant)
+                self.slots.free(stream.request.salt.tenant)
 
     def _fail_all(self, message: str) -> None:
         for future in self._requested_maps:

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from engine.client import TokenStream
+from engine.client import Slots, TokenStream
 from engine.memory_map import MemoryMap
 from engine.types import EngineLimits, EngineStats, Request
 
@@ -33,9 +33,7 @@ class ServingEngine(Protocol):
     def in_flight(self) -> int: ...
 
     @property
-    def max_share(self) -> int: ...
-
-    def check_room(self, requests: int, tenant: bytes) -> None: ...
+    def slots(self) -> Slots: ...
 
     async def memory_map(self) -> MemoryMap: ...
 

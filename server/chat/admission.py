@@ -63,7 +63,7 @@ class Admission:
                 "model that generates.",
                 "model",
             )
-        max_share = self.client.max_share
+        max_share = self.client.slots.max_share
         if choices * prompts > max_share:
             several = f" and there are {prompts} prompts" if prompts > 1 else ""
             raise invalid(
@@ -104,6 +104,6 @@ class Admission:
 
     def _check_places(self, tenant: bytes, places: int) -> None:
         try:
-            self.client.check_room(places, tenant)
+            self.client.slots.check(places, tenant)
         except QueueFullError as error:
             raise self.count_refusal(error) from error

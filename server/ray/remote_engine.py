@@ -75,7 +75,7 @@ class RemoteEngine:
         self._silence_s = silence_s
         self._report_period_s = report_period_s
         self.members = Membership(silence_s + report_period_s, time.monotonic)
-        self._slots = Slots(max_share_ratio)
+        self.slots = Slots(max_share_ratio, lambda: self.capacity)
         self._calls: dict[int, tuple[_Call, int]] = {}
         """``{answer id: (call, index of the answer in the call)}``."""
         self._last_id = 0
@@ -158,13 +158,6 @@ class RemoteEngine:
     def capacity(self) -> int:
         return sum(report.capacity for report in self.members.alive)
 
-    @property
-    def max_share(self) -> int:
-        return self._slots.max_share(self.capacity)
-
-    def check_room(self, requests: int, tenant: bytes) -> None:
-        self._slots.check(requests, tenant, self.capacity)
-
     async def memory_map(self) -> MemoryMap:
         """Return the memory map of one replica that answers. Raises EngineDeadError."""
         try:
@@ -181,7 +174,7 @@ class RemoteEngine:
         tenant, answers = request.salt.tenant, len(request.params)
         self.limits.check_length(request)
         if not request.beyond_queue:
-            self.check_room(answers, tenant)
+            self.slots.check(answers, tenant)
         form = request.constraint
         sendable = form is None or isinstance(form, UncompiledConstraint)
         assert sendable, "a compiled constraint cannot be sent"
@@ -192,7 +185,7 @@ class RemoteEngine:
             call.streams.append(TokenStream(request, answer_id, self._abort, MAX_BACKLOG, wake))
             self._calls[answer_id] = call, index
         self._last_id += answers
-        self._slots.take(answers, tenant)
+        self.slots.take(answers, tenant)
         call.task = asyncio.create_task(self._answer(call))
         return call.streams
 
@@ -208,7 +201,7 @@ class RemoteEngine:
             if message and without.issuperset(self.members.names):
                 if message == REPLICA_LOST or time.monotonic() > deadline:
                     break
-                # ``check_room`` has found a free slot for this prompt, so try all replicas again.
+                # ``slots.check`` has found a free slot for this prompt, so try all replicas again.
                 tried.clear()
                 await asyncio.sleep(FULL_PAUSE_S)
                 continue
@@ -263,7 +256,7 @@ class RemoteEngine:
         if index in call.unread:
             call.unread.remove(index)
             del self._calls[call.streams[index].answer_id]
-            self._slots.free(call.request.salt.tenant)
+            self.slots.free(call.request.salt.tenant)
 
     def _abort(self, request_id: int) -> None:
         """Free an answer's slot after its reader left. If no reader is left, cancel the call."""

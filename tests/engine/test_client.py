@@ -174,12 +174,12 @@ async def test_one_tenant_leaves_room_for_others_and_gets_its_places_back() -> N
         max_share_ratio=0.5,
     )
     client.attach()
-    assert (client.capacity, client.max_share) == (6, 3)
+    assert (client.capacity, client.slots.max_share) == (6, 3)
     one, other = PrefixSalt(b"one"), PrefixSalt(b"other")
     held = client.submit(Request(PROMPT, (params(300),) * 3, salt=one))
     with pytest.raises(ShareFullError):
         submit(client, PROMPT, params(), salt=PrefixSalt(b"one", b"in disguise"))
-    client.check_room(3, b"other")
+    client.slots.check(3, b"other")
     held.append(submit(client, PROMPT, params(), salt=one, beyond_queue=True))
     held += client.submit(Request(PROMPT, (params(300),) * 2, salt=other))
     with pytest.raises(QueueFullError):
@@ -187,13 +187,13 @@ async def test_one_tenant_leaves_room_for_others_and_gets_its_places_back() -> N
     for stream in held:
         stream.close()
     await settled(client)
-    client.check_room(3, b"one")
-    assert not client._slots._taken
+    client.slots.check(3, b"one")
+    assert not client.slots._taken
     assert client.stop(20)
 
 
 def test_a_share_is_one_slot_at_least() -> None:
-    assert Slots(0.01).max_share(10) == 1
+    assert Slots(0.01, lambda: 10).max_share == 1
 
 
 async def test_choices_enter_the_queue_together_or_not_at_all() -> None:
@@ -201,9 +201,9 @@ async def test_choices_enter_the_queue_together_or_not_at_all() -> None:
     client.attach()
     assert client.capacity == 5
     held = client.submit(Request(PROMPT, (params(300),) * 3))
-    client.check_room(2, b"")
+    client.slots.check(2, b"")
     with pytest.raises(QueueFullError):
-        client.check_room(3, b"")
+        client.slots.check(3, b"")
     with pytest.raises(QueueFullError):
         client.submit(Request(PROMPT, (params(),) * 3))
     assert client.in_flight == 3

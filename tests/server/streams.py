@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from engine.client import EngineClient, TokenStream
+from engine.client import EngineClient, Slots, TokenStream
 from engine.types import (
     EngineLimits,
     EngineStats,
@@ -59,8 +59,8 @@ class PreparedClient:
 
     alive = True
     in_flight = 0
-    capacity = 64
     limits = EngineLimits(max_model_len=400, max_num_seqs=8, vocab_size=VOCAB)
+    slots = Slots(1.0, lambda: 64)
 
     def __init__(self, batches: Batches) -> None:
         self.stats = EngineStats()
@@ -70,11 +70,6 @@ class PreparedClient:
 
     def attach(self) -> None:
         """There is no thread to get events from."""
-
-    max_share = 64
-
-    def check_room(self, requests: int, tenant: bytes) -> None:
-        assert requests <= self.capacity
 
     def submit(self, asked: Request, read_with: TokenStream | None = None) -> Sequence[TokenStream]:
         wake = PreparedWake(iter(self._batches)) if read_with is None else read_with.wake

@@ -180,12 +180,12 @@ async def test_room_is_that_of_all_replicas_and_has_shares() -> None:
     async with engine_of(LocalReplicas(2), max_share_ratio=0.5) as engine:
         await eventually(lambda: len(engine.members.alive) == 2)
         assert engine.capacity == 2 * (8 + 64)
-        assert engine.max_share == 72
+        assert engine.slots.max_share == 72
         with pytest.raises(QueueFullError):
-            engine.check_room(145, b"")
+            engine.slots.check(145, b"")
         with pytest.raises(QueueFullError):
-            engine.check_room(73, b"")
-        engine.check_room(72, b"")
+            engine.slots.check(73, b"")
+        engine.slots.check(72, b"")
         with pytest.raises(PromptTooLongError):
             submit(engine, tuple(range(1000)), params())
 
