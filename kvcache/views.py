@@ -7,7 +7,7 @@ import mlx.core as mx
 import metal_ext
 from kvcache.backends.backend import LayerRegions, Segment, StateRows, StepRows
 from kvcache.layout import KVLayout
-from metal_ext import GatedDelta, QKTransform
+from metal_ext import GatedDelta, QKTransform, Softmax
 
 
 class OrderingHandles:
@@ -68,20 +68,20 @@ class KVViews:
         )
         return queries
 
-    def attend(self, layer: int, queries: mx.array, scale: float) -> mx.array:
+    def attend(self, layer: int, queries: mx.array, softmax: Softmax) -> mx.array:
         """Return the attention of queries ``[T, query_heads, head_dim]``. Each row attends to its
-        sequence's tokens, up to and including itself."""
+        sequence's tokens, up to and including itself, of which a window may hide the first."""
         order, regions = self._order.newest[layer], self._layers[layer]
         rows = self.rows[regions.group]
         split = self._decode_rows
         parts: list[mx.array] = []
         if split:
             decoding = queries[:split] if self._chunks else queries
-            parts.append(rows.decode_attention(order, regions, decoding, scale))
+            parts.append(rows.decode_attention(order, regions, decoding, softmax))
         start = split
         for number, count in enumerate(self._chunks, split):
             chunk = queries[start : start + count] if len(queries) != count else queries
-            parts.append(rows.chunk_attention(order, regions, chunk, number, scale))
+            parts.append(rows.chunk_attention(order, regions, chunk, number, softmax))
             start += count
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 

@@ -26,6 +26,7 @@ from ._ext import (  # noqa: E402
     PackedLinear as PackedLinear,
     RopeTable as RopeTable,
     RowTable as RowTable,
+    Softmax as Softmax,
     StateMemory as StateMemory,
     StateRows as StateRows,
     append as append,

@@ -160,6 +160,30 @@ class Layer:
 
     def __init__(self, key_region: int, value_region: int, dtype: mx.Dtype) -> None: ...
 
+class Softmax:
+    """The way in which a layer's attention makes weights of scores."""
+
+    def __init__(
+        self,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float = 0.0,
+        sinks: mx.array | None = None,
+    ) -> None:
+        """A score is ``query . key * scale``; with a ``softcap``, softcap * tanh(that / softcap). A
+        row sees the ``window`` newest positions, its own included; None means all. ``sinks``
+        ``[query_heads]`` float32 are logits of keys without values. Raises IndexError for a window
+        below 1, ValueError for a negative softcap or sinks of another shape or type."""
+    @property
+    def scale(self) -> float: ...
+    @property
+    def window(self) -> int | None: ...
+    @property
+    def softcap(self) -> float: ...
+    @property
+    def sinks(self) -> mx.array | None: ...
+
 # Below, ``token`` is a layer's ordering handle, an array of one element. ``append`` returns the
 # next handle, and operations that read K and V take the newest one, so that reads wait for writes.
 # Sums are in float32, in an order that depends on a row's position alone. So a row's result has the
@@ -195,7 +219,7 @@ def decode_attention(
     first_row: int,
     layer: Layer,
     kv_heads: int,
-    scale: float,
+    softmax: Softmax,
     workers: MetalKVBackend,
 ) -> mx.array: ...
 @overload
@@ -206,13 +230,14 @@ def decode_attention(
     first_row: int,
     layer: Layer,
     kv_heads: int,
-    scale: float,
+    softmax: Softmax,
     workers: CpuWorkers,
 ) -> mx.array:
     """Returns the softmax attention of R rows from row ``first_row`` on. Each row attends to its
-    sequence's positions from 0 to its own. Queries and result are ``[R, query_heads, head_dim]`` in
-    float32 or bfloat16 (on Metal also float16). ``query_heads`` is a multiple of ``kv_heads``.
-    head_dim is 32 (not on Metal), 64, 128 or 256. Slow for many rows of one sequence."""
+    sequence's positions from the first that it sees to its own; memory before that is not read.
+    Queries and result are ``[R, query_heads, head_dim]`` in float32 or bfloat16 (on Metal also
+    float16). ``query_heads`` is a multiple of ``kv_heads``. head_dim is 32 (not on Metal), 64, 128
+    or 256. Slow for many rows of one sequence."""
 
 def chunk_attention(
     token: mx.array,
@@ -221,7 +246,7 @@ def chunk_attention(
     segment: int,
     layer: Layer,
     kv_heads: int,
-    scale: float,
+    softmax: Softmax,
     workers: CpuWorkers,
 ) -> mx.array:
     """Returns the result of ``decode_attention`` for the rows of one segment,
@@ -584,9 +609,16 @@ def gated_mlp(
     gate_up: PackedLinear,
     down: PackedLinear,
     workers: CpuWorkers,
+    *,
+    gate: str = "silu",
+    adds: bool = True,
 ) -> mx.array:
-    """Returns ``x + down(silu(gate(y)) * up(y))``, where y is the RMS norm of x ``[R, hidden]``.
-    ``gate_up`` is one layer with the outputs of gate, then those of up."""
+    """Returns ``down(silu(gate(y)) * up(y))``, and with ``adds`` x besides, where y is the RMS norm
+    of x ``[R, hidden]``. ``gate_up`` is one layer with the outputs of gate, then those of up.
+
+    ``gate`` "gelu_tanh" is gelu, approximated by tanh, instead of silu. "clamped_silu" is
+    ``g * sigmoid(1.702 * g) * (u + 1)`` of ``g = min(gate(y), 7)`` and u, up(y) clamped to -7 and
+    7. Raises ValueError for other names."""
 
 def mixture_mlp(
     x: mx.array,
@@ -599,6 +631,9 @@ def mixture_mlp(
     normalised: bool,
     shared: tuple[PackedLinear, PackedLinear] | None,
     workers: CpuWorkers,
+    *,
+    gate: str = "silu",
+    biases: tuple[mx.array, mx.array, mx.array] | None = None,
 ) -> mx.array:
     """Returns ``x + sum(weight * down(silu(gate(y)) * up(y)))``, summed over the experts that the
     router chooses for each row, the best one first. y is the RMS norm of x ``[R, hidden]``.
@@ -606,11 +641,20 @@ def mixture_mlp(
     The router has one output per expert. The weights are the ``chosen`` largest of the softmax over
     all experts; lower numbers win ties. With ``normalised``, weights are divided by their sum.
     ``shared`` holds gate_up and down of an expert for all rows, whose result is multiplied by the
-    sigmoid of a further router output. Raises IndexError if ``chosen`` is too large, ValueError if
+    sigmoid of a further router output. ``gate`` is as in ``gated_mlp``. ``biases``, float32, are of
+    the router ``[experts]``, of gate and up ``[experts, 2 * inner]``, and of down
+    ``[experts, hidden]``; a mixture with a shared expert has none. Raises IndexError if ``chosen`` is too large, ValueError if
     layers do not fit each other."""
 
-def rms_norm(x: mx.array, weight: mx.array, eps: float, workers: CpuWorkers) -> mx.array:
-    """Returns ``x / sqrt(mean(x ** 2) + eps) * weight`` of rows ``[R, n]``."""
+def rms_norm(
+    x: mx.array,
+    weight: mx.array,
+    eps: float,
+    workers: CpuWorkers,
+    *,
+    residual: mx.array | None = None,
+) -> mx.array:
+    """Returns ``x / sqrt(mean(x ** 2) + eps) * weight`` of rows ``[R, n]``, plus ``residual``."""
 
 def packed_rows(ids: mx.array, packed: PackedLinear, workers: CpuWorkers) -> mx.array:
     """Returns row ``id`` of the unpacked weights for each of ``ids``, ``[T]`` int32, as an

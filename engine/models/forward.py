@@ -78,7 +78,7 @@ class Forward:
         if not isinstance(layer.mixer, Attention):
             return self.ops.recur(number, x, views)
         queries, gate = self.ops.project(number, x, views)
-        attended = views.attend(place, queries, layer.mixer.scale)
+        attended = views.attend(place, queries, metal_ext.Softmax(layer.mixer.scale))
         return attended if gate is None else attended * mx.sigmoid(gate)
 
     def head(self, states: mx.array) -> mx.array:

@@ -11,7 +11,7 @@ import mlx.core as mx
 import metal_ext
 from kvcache.layout import Group, SlotLayout
 from kvcache.slots import StateSegment
-from metal_ext import GatedDelta, QKTransform
+from metal_ext import GatedDelta, QKTransform, Softmax
 
 # A mapping operation that takes longer than this counts as failed. The limit is shorter than the
 # watchdog's for a hanging step (server/config.py), so that the error can name the mapping.
@@ -96,12 +96,12 @@ class StepRows(ABC):
         return metal_ext.project_append(order, queries, keys, values, transform.norms, rope, *where)
 
     def decode_attention(
-        self, order: mx.array, layer: LayerRegions, queries: mx.array, scale: float
+        self, order: mx.array, layer: LayerRegions, queries: mx.array, softmax: Softmax
     ) -> mx.array:
         """Return the attention of the step's first rows; ``queries`` has a row for each. Each row
         attends to its own sequence's tokens, up to and including itself."""
         return metal_ext.decode_attention(
-            order, queries, self.native, 0, layer.native, layer.kv_heads, scale, self._executor
+            order, queries, self.native, 0, layer.native, layer.kv_heads, softmax, self._executor
         )
 
     @abstractmethod
@@ -110,7 +110,12 @@ class StepRows(ABC):
 
     @abstractmethod
     def chunk_attention(
-        self, order: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
+        self,
+        order: mx.array,
+        layer: LayerRegions,
+        queries: mx.array,
+        segment: int,
+        softmax: Softmax,
     ) -> mx.array:
         """Return the attention of all rows of segment number ``segment``. Each row attends to its
         sequence's tokens, up to and including itself."""

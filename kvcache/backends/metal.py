@@ -51,7 +51,12 @@ class MetalStepRows(StepRows):
         return rope
 
     def chunk_attention(
-        self, order: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
+        self,
+        order: mx.array,
+        layer: LayerRegions,
+        queries: mx.array,
+        segment: int,
+        softmax: metal_ext.Softmax,
     ) -> mx.array:
         keys, values = (
             array.transpose(1, 0, 2)[None] for array in self._past(order, layer, segment)
@@ -62,7 +67,7 @@ class MetalStepRows(StepRows):
             queries.transpose(1, 0, 2)[None],
             keys,
             values,
-            scale=scale,
+            scale=softmax.scale,
             mask="causal",
             force_fused=head_dim == WIDE_HEAD and count > SHORT_CHUNK and on_gpu,
         )

@@ -161,10 +161,15 @@ class NativeStepRows(StepRows):
         return self._angles[rope]
 
     def chunk_attention(
-        self, order: mx.array, layer: LayerRegions, queries: mx.array, segment: int, scale: float
+        self,
+        order: mx.array,
+        layer: LayerRegions,
+        queries: mx.array,
+        segment: int,
+        softmax: metal_ext.Softmax,
     ) -> mx.array:
         where = self.native, segment, layer.native, layer.kv_heads
-        return metal_ext.chunk_attention(order, queries, *where, scale, self._executor)
+        return metal_ext.chunk_attention(order, queries, *where, softmax, self._executor)
 
     def region(self, order: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
         rows = self._segments[segment]

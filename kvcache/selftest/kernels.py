@@ -82,7 +82,7 @@ class KernelChecks:
         (self._layer,) = layer_regions(layout)
         self._dtype = self._layer.dtype
         self._width = layout.shape.layers[0].head_dim
-        self._scale = self._width**-0.5
+        self._softmax = metal_ext.Softmax(self._width**-0.5)
         self._keeps_states = isinstance(backend, MetalBackend) and self._width == DELTA_DIM
         self._token = mx.zeros((1,))
         self._random = np.random.default_rng(11)
@@ -205,9 +205,9 @@ class KernelChecks:
         q, k, v = map(self._array, (queries, keys, values))
         token, turned = rows.append(self._token, self._layer, q, k, v, None)
         if plan[0][1] > 1:
-            attended = rows.chunk_attention(token, self._layer, turned, 0, self._scale)
+            attended = rows.chunk_attention(token, self._layer, turned, 0, self._softmax)
         else:
-            attended = rows.decode_attention(token, self._layer, turned, self._scale)
+            attended = rows.decode_attention(token, self._layer, turned, self._softmax)
         regions = [
             _copied(rows.region(token, self._layer, kind, number))
             for number in range(len(plan))
@@ -228,7 +228,8 @@ class KernelChecks:
                     bool((_numbers(region) == kept).all()), "what is kept is not what was given"
                 )
             samples = sample_rows(count)
-            want = attention(queries[rows_of_it][samples], *past, start + samples, self._scale)
+            at, scale = start + samples, self._softmax.scale
+            want = attention(queries[rows_of_it][samples], *past, at, scale)
             worst = max(worst, float(np.abs(got[rows_of_it][samples] - want).max()))
             first += count
         return worst
@@ -272,7 +273,7 @@ class BandwidthChecks(KernelChecks):
         for _ in range(TIMED_STEPS):
             rows = self._backend.rows([Segment(number, tokens - 1, 1) for number, _ in plan])
             self._token, turned = rows.append(self._token, self._layer, queries, keys, keys, None)
-            operands = self._token, self._layer, turned, self._scale
+            operands = self._token, self._layer, turned, self._softmax
             attended = [rows.decode_attention(*operands) for _ in range(READS)]
             arrays = rows.end([*attended, self._token])
             started = time.monotonic()

@@ -15,11 +15,12 @@ from kvcache.selftest.machine import process_footprint
 from kvcache.selftest.reference import attention, sample_rows
 from kvcache.selftest.run import Result
 from kvcache.views import layer_regions
+from metal_ext import Softmax
 
 QUERIES_PER_HEAD = 3
 SHAPE = KVShape.uniform(2, KVSpec(kv_heads=2, head_dim=64))
-# The scale of attention. With this scale nearly all weight is on the row equal to the query.
-SCALE = 0.5
+# With this scale nearly all weight is on the row equal to the query.
+SOFTMAX = Softmax(0.5)
 MAX_TOKENS = 16384  # 16 MiB of K and V
 # The number of rows that are written after the first block.
 TAIL_ROWS = 64
@@ -253,12 +254,12 @@ class KVBackendChecks:
         for number, layer in enumerate(self.layers):
             token, turned = self.append(rows, number, start, count)
             if count == 1:
-                attended.append(rows.decode_attention(token, layer, turned, SCALE))
+                attended.append(rows.decode_attention(token, layer, turned, SOFTMAX))
             else:
-                attended.append(rows.chunk_attention(token, layer, turned, 0, SCALE))
+                attended.append(rows.chunk_attention(token, layer, turned, 0, SOFTMAX))
             past = self.rows_of(number, 0, start + count)
             queries = self.queries(number, start, count)[samples]
-            wanted.append(attention(queries, *past, start + samples, SCALE))
+            wanted.append(attention(queries, *past, start + samples, SOFTMAX.scale))
         mx.eval(rows.end(attended + self.tokens))
         worst = max(
             float(np.abs(np.array(got.astype(mx.float32))[samples] - want).max())

@@ -9,7 +9,7 @@ import numpy as np
 from kvcache.backends.backend import PageBackend, Segment
 from kvcache.layout import KVLayout
 from kvcache.selftest.kv_backend import (
-    SCALE,
+    SOFTMAX,
     TOLERANCE,
     Check,
     KVBackendChecks,
@@ -108,7 +108,7 @@ class StressChecks(KVBackendChecks):
         for number, layer in enumerate(self.layers):
             token, turned = self.append(rows, number, position, 1)
             results += [
-                rows.decode_attention(token, layer, turned, SCALE) for _ in range(self._repeats)
+                rows.decode_attention(token, layer, turned, SOFTMAX) for _ in range(self._repeats)
             ]
         mx.async_eval(*rows.end([*results, *self.tokens]))  # type: ignore[no-untyped-call]
         return results
@@ -118,7 +118,7 @@ class StressChecks(KVBackendChecks):
         for number in range(len(self.layers)):
             queries = self.queries(number, position, 1)
             past = self.rows_of(number, 0, position + 1)
-            want = attention(queries, *past, np.array([position]), SCALE)
+            want = attention(queries, *past, np.array([position]), SOFTMAX.scale)
             repeats = results[number * self._repeats : (number + 1) * self._repeats]
             got = np.array(mx.stack(repeats).astype(mx.float32))
             worst = max(worst, float(np.abs(got - want).max()))

@@ -124,6 +124,16 @@ void bind_rows(nb::module_& m) {
         new (self) ops::Layer{key_region, value_region, type};
       }, "key_region"_a, "value_region"_a, "dtype"_a);
 
+  nb::class_<ops::Softmax>(m, "Softmax")
+      .def(nb::init<double, std::optional<int64_t>, double, std::optional<mx::array>>(),
+           "scale"_a, nb::kw_only(), "window"_a.none() = nb::none(), "softcap"_a = 0.0,
+           "sinks"_a.none() = nb::none())
+      .def_ro("scale", &ops::Softmax::scale)
+      .def_prop_ro("window", [](const ops::Softmax& its) {
+        return its.window == SIZE_MAX ? std::nullopt : std::optional(its.window); })
+      .def_ro("softcap", &ops::Softmax::softcap)
+      .def_ro("sinks", &ops::Softmax::sinks);
+
   nb::class_<Handle<ops::RopeTable>>(m, "RopeTable")
       .def("__init__", &construct<ops::RopeTable, std::vector<double>, double>, "frequencies"_a,
            "magnitude"_a = 1.0);
@@ -133,9 +143,9 @@ void bind_rows(nb::module_& m) {
   m.def("project_append", &ops::project_append, "token"_a, "queries"_a, "keys"_a, "values"_a,
         "norms"_a.none(), "angles"_a.none(), "rows"_a, "layer"_a, "workers"_a);
   m.def("decode_attention", &ops::decode_attention, "token"_a, "queries"_a, "rows"_a,
-        "first_row"_a, "layer"_a, "kv_heads"_a, "scale"_a, "workers"_a);
+        "first_row"_a, "layer"_a, "kv_heads"_a, "softmax"_a, "workers"_a);
   m.def("chunk_attention", &ops::chunk_attention, "token"_a, "queries"_a, "rows"_a, "segment"_a,
-        "layer"_a, "kv_heads"_a, "scale"_a, "workers"_a);
+        "layer"_a, "kv_heads"_a, "softmax"_a, "workers"_a);
   m.def("region_view", [](const mx::array& token, const RangePointer& range, int64_t region,
                           int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype dtype,
                           nb::handle kv_backend) {
@@ -202,10 +212,12 @@ void bind_layers(nb::module_& m) {
   m.def("linear_heads", &ops::linear_heads, "x"_a, "packed"_a, "workers"_a, "heads"_a,
         nb::kw_only(), "norm"_a = nb::none(), "eps"_a = 0.0, "residual"_a = nb::none());
   m.def("gated_mlp", &ops::gated_mlp, "x"_a, "norm"_a, "eps"_a, "gate_up"_a, "down"_a,
-        "workers"_a);
+        "workers"_a, nb::kw_only(), "gate"_a = "silu", "adds"_a = true);
   m.def("mixture_mlp", &ops::mixture_mlp, "x"_a, "norm"_a, "eps"_a, "router"_a, "gate_up"_a,
-        "down"_a, "chosen"_a, "normalised"_a, "shared"_a.none(), "workers"_a);
-  m.def("rms_norm", &ops::rms_norm, "x"_a, "weight"_a, "eps"_a, "workers"_a);
+        "down"_a, "chosen"_a, "normalised"_a, "shared"_a.none(), "workers"_a,
+        nb::kw_only(), "gate"_a = "silu", "biases"_a.none() = nb::none());
+  m.def("rms_norm", &ops::rms_norm, "x"_a, "weight"_a, "eps"_a, "workers"_a, nb::kw_only(),
+        "residual"_a.none() = nb::none());
   m.def("choose_tokens", &ops::choose_tokens, "raw"_a, "adjusted"_a, "choices"_a, "workers"_a);
   m.def("packed_rows", &ops::packed_rows, "ids"_a, "packed"_a, "workers"_a);
 }

@@ -487,7 +487,7 @@ class Operations:
         first_row: int,
         layer: Layer,
         kv_heads: int,
-        scale: float,
+        softmax: metal_ext.Softmax,
         backend: KVBackend,
     ) -> mx.array:
         self.device.calls.append("decode_attention")
@@ -500,7 +500,9 @@ class Operations:
                 for region in (layer.key_region, layer.value_region)
             )
             query = queries[row][None, :, None].astype(mx.float32)
-            attended = mx.fast.scaled_dot_product_attention(query, keys, values, scale=scale)
+            attended = mx.fast.scaled_dot_product_attention(
+                query, keys, values, scale=softmax.scale
+            )
             out.append(attended[0, :, 0].astype(queries.dtype))
         return mx.stack(out)
 

@@ -73,7 +73,7 @@ def run_step(kv: KVCacheManager, reference: Reference, plan: list[tuple[int, int
             mx.array(np.concatenate(parts["values"])),
             None,
         )
-        got = np.array(views.attend(layer, asked, SCALE))
+        got = np.array(views.attend(layer, asked, metal_ext.Softmax(SCALE)))
         want = np.concatenate(
             [
                 reference.attend(seq, layer, start, q)

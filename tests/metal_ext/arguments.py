@@ -25,6 +25,7 @@ from metal_ext import (
     PackedLinear,
     RopeTable,
     RowTable,
+    Softmax,
     StateMemory,
     StateRows,
     append,
@@ -133,7 +134,8 @@ class Setting:
         target = {"target": self.range, "target_block": 1, "tokens": 1, "counter": CopyCounter()}
         token, heads = {"token": mx.zeros((1,))}, self._heads
         kept = {"layer": self._layer, "workers": self.workers}
-        reads = token | kept | {"rows": self.rows, "queries": heads, "kv_heads": 2, "scale": 1.0}
+        reads = token | kept | {"rows": self.rows, "queries": heads, "kv_heads": 2}
+        reads |= {"softmax": Softmax(1.0)}
         written = token | kept | {"rows": two, "keys": heads, "values": heads}
         angles = rope_angles(two, RopeTable([1.0] * 16), self.workers)
         projected = {"queries": heads, "norms": (self._weight, self._weight, 1e-6)}
@@ -142,6 +144,7 @@ class Setting:
         recurrent = {name: mx.array(getattr(inputs, name)) for name in ("qkv", "z", "a", "b")}
         states = {"rows": self.slots.rows([(2, None, [(2, 0)])]), "offset": 0}
         calls: dict[str, Call] = {
+            "Softmax": (Softmax, {"scale": 1.0, "window": 1, "sinks": mx.zeros((2,))}),
             "append": (append, written),
             "decode_attention": (decode_attention, reads | {"first_row": 0}),
             "chunk_attention": (chunk_attention, reads | {"segment": 0}),
@@ -172,6 +175,8 @@ class Setting:
         experts = [mx.ones((EXPERTS, OUTPUTS, INPUTS)), mx.ones((EXPERTS, INPUTS, OUTPUTS // 2))]
         stacked, back = (PackedExperts([matrix], self.workers, []) for matrix in experts)
         mixture = {"router": router, "gate_up": stacked, "down": back, "chosen": 2}
+        widths = ((), (OUTPUTS,), (INPUTS,))
+        mixture |= {"biases": tuple(mx.zeros((EXPERTS, *width)) for width in widths)}
         choices = mx.array([[1.0, 0, 1, 0, 0.5]] * 2)
         return {
             "PackedLinear": (
@@ -195,7 +200,10 @@ class Setting:
                 mixture_mlp,
                 normed | workers | mixture | {"normalised": True, "shared": None},
             ),
-            "rms_norm": (rms_norm, x | workers | {"weight": self._weight, "eps": 1e-6}),
+            "rms_norm": (
+                rms_norm,
+                x | workers | {"weight": self._weight, "eps": 1e-6, "residual": self._x},
+            ),
             "packed_rows": (packed_rows, packed | workers | {"ids": mx.array([0, 1])}),
             "choose_tokens": (
                 choose_tokens,
@@ -249,6 +257,7 @@ INTERVALS = {
     "RowTable(segments.1)": ("segment of mapped tokens", 0, MAPPED_TOKENS - 1),
     "RowTable(segments.2)": ("segment of mapped tokens", 1, MAPPED_TOKENS),
     **{f"Layer by {name}({region})": (region, 0, 1) for name in LAYERED for region in REGIONS},
+    "Softmax(window)": ("window", 1, 2**31 - 1),
     "decode_attention(first_row)": ("rows of the table", 0, 1),
     "decode_attention(kv_heads)": ("kv_heads", 1, 2),
     "chunk_attention(segment)": ("segments of the table", 0, 1),

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from metal_ext import AddressRange, CpuWorkers, Heap, Layer, RowTable, append
+from metal_ext import AddressRange, CpuWorkers, Heap, Layer, RowTable, Softmax, append
 from tests.metal_ext.shapes import PAGE, Shape, bytes_at, whole_block_tokens
 
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
@@ -117,18 +117,23 @@ class PagedLayer:
             for region in range(REGIONS)
         )
 
-    def expected(self, sequence: int, position: int, query: Floats, scale: float) -> Floats:
+    def expected(self, sequence: int, position: int, query: Floats, softmax: Softmax) -> Floats:
         """softmax(query . keys * scale) . values over positions up to ``position``, in float64.
 
         query: ``[query_heads, head_dim]``.
         """
         group = len(query) // self.kv_heads
+        seen = slice(max(0, position + 1 - (softmax.window or position + 1)), position + 1)
         keys, values = (
-            np.repeat(self.numbers(sequence, region)[: position + 1], group, axis=1)
+            np.repeat(self.numbers(sequence, region)[seen], group, axis=1)
             for region in (KEY_REGION, VALUE_REGION)
         )
-        scores = np.einsum("hd,thd->ht", query, keys) * scale
+        scores = np.einsum("hd,thd->ht", query, keys) * softmax.scale
+        if softmax.softcap:
+            scores = softmax.softcap * np.tanh(scores / softmax.softcap)
+        if softmax.sinks is not None:
+            scores = np.concatenate([scores, exact(softmax.sinks)[:, None]], axis=1)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
+        weights = (weights / weights.sum(axis=1, keepdims=True))[:, : len(keys)]
         result: Floats = np.einsum("ht,thd->hd", weights, values)
         return result

@@ -105,8 +105,14 @@ def normed(x: Floats, weight: Floats, eps: float) -> Floats:
     return result
 
 
-def gated(both: Floats) -> Floats:
-    """SiLU of the first half of each row times the second half."""
-    gate, up = np.split(both, 2, axis=1)
-    result: Floats = gate / (1 + np.exp(-gate)) * up
+def gated(both: Floats, gate: str = "silu") -> Floats:
+    """The first half of each row gates the second half."""
+    g, up = np.split(both, 2, axis=1)
+    if gate == "gelu_tanh":
+        result: Floats = g / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (g + 0.044715 * g**3))) * up
+    elif gate == "clamped_silu":
+        g = np.minimum(g, 7)
+        result = g / (1 + np.exp(-1.702 * g)) * (np.clip(up, -7, 7) + 1)
+    else:
+        result = g / (1 + np.exp(-g)) * up
     return result

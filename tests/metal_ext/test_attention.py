@@ -2,6 +2,7 @@ import gc
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 from metal_ext import (
     CpuWorkers,
+    Mapper,
     RowTable,
+    Softmax,
     chunk_attention,
     decode_attention,
     instruction_sets,
@@ -42,8 +45,8 @@ every_shape = pytest.mark.parametrize(
 )
 
 
-def scale_of(head_dim: int) -> float:
-    return 1 / math.sqrt(head_dim)
+def softmax_of(paged: PagedLayer, **changes: Any) -> Softmax:
+    return Softmax(1 / math.sqrt(paged.head_dim), **changes)
 
 
 def some_queries(rows: int, paged: PagedLayer, group: int, dtype: mx.Dtype) -> mx.array:
@@ -56,8 +59,8 @@ def decode(
     rows: RowTable,
     first_row: int = 0,
     workers: CpuWorkers | None = None,
+    softmax: Softmax | None = None,
 ) -> mx.array:
-    scale = scale_of(paged.head_dim)
     return decode_attention(
         paged.token,
         queries,
@@ -65,7 +68,7 @@ def decode(
         first_row,
         paged.layer,
         paged.kv_heads,
-        scale,
+        softmax or softmax_of(paged),
         workers or paged.workers,
     )
 
@@ -76,8 +79,8 @@ def chunk(
     rows: RowTable,
     segment: int = 0,
     workers: CpuWorkers | None = None,
+    softmax: Softmax | None = None,
 ) -> mx.array:
-    scale = scale_of(paged.head_dim)
     return chunk_attention(
         paged.token,
         queries,
@@ -85,7 +88,7 @@ def chunk(
         segment,
         paged.layer,
         paged.kv_heads,
-        scale,
+        softmax or softmax_of(paged),
         workers or paged.workers,
     )
 
@@ -99,7 +102,7 @@ def test_decode_attention_is_what_float64_says(head_dim: int, group: int, dtype:
     paged = PagedLayer(LENGTHS, kv_heads=KV_HEADS, head_dim=head_dim, dtype=dtype).fill()
     queries = some_queries(len(LENGTHS), paged, group, mx.float32)
     want = [
-        paged.expected(s, length - 1, query, scale_of(head_dim))
+        paged.expected(s, length - 1, query, softmax_of(paged))
         for (s, length), query in zip(enumerate(LENGTHS), exact(queries), strict=True)
     ]
     assert error_of(decode(paged, queries, paged.newest()), want) < TOLERANCE
@@ -111,7 +114,7 @@ def test_chunk_attention_is_what_float64_says(head_dim: int, group: int, dtype: 
     for start, count in ((0, 1), (0, 35), (60, 7), (240, 61)):
         queries = some_queries(count, paged, group, mx.float32)
         want = [
-            paged.expected(0, start + i, query, scale_of(head_dim))
+            paged.expected(0, start + i, query, softmax_of(paged))
             for i, query in enumerate(exact(queries))
         ]
         rows = paged.rows((0, start, count))
@@ -144,11 +147,97 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_in_a_chunk_and_on_more_threads
         first += count
 
 
+WINDOWS = (1, 2, 33, 64, 100, 129, 256, 300, 1000)
+"""Around the borders of tiles and splits; the last hides nothing."""
+
+
+@pytest.mark.parametrize("instruction_set", instruction_sets())
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize(("head_dim", "group"), [(32, 3), (64, 8), (128, 1), (256, 2)])
+def test_windows_sinks_and_softcaps_are_what_float64_says_in_chunks_and_alone(
+    head_dim: int, group: int, dtype: mx.Dtype, instruction_set: str
+) -> None:
+    workers = CpuWorkers(2, instruction_set)
+    paged = PagedLayer((600,), kv_heads=KV_HEADS, head_dim=head_dim, dtype=dtype).fill()
+    sinks = 3 * normal((group * KV_HEADS,), mx.float32, 7)
+    for number, (start, count) in enumerate(((0, 70), (243, 35), (300, 40), (599, 1))):
+        queries = 2 * some_queries(count, paged, group, mx.float32)
+        rows = paged.rows((0, start, count))
+        for window in WINDOWS:
+            softmax = softmax_of(
+                paged,
+                window=window,
+                softcap=0.0 if number % 2 else 1.5,
+                sinks=sinks if number % 3 else None,
+            )
+            together = chunk(paged, queries, rows, 0, workers, softmax)
+            alone = decode(paged, queries, rows, 0, workers, softmax)
+            assert same_bits(together, alone), (start, window)
+            some = range(0, count, 7)
+            want = [paged.expected(0, start + i, exact(queries[i]), softmax) for i in some]
+            got = mx.stack([alone[i] for i in some])
+            assert error_of(got, want) < TOLERANCE, (start, window)
+
+
+@pytest.mark.parametrize("attend", [decode, chunk])
+def test_memory_before_a_window_is_not_read(attend: Callable[..., mx.array]) -> None:
+    paged = PagedLayer((600,), dtype=mx.bfloat16).fill()
+    per_block = paged.shape.tokens_per_block
+    rows, mapper = paged.rows((0, 560, 40)), Mapper()
+    queries, softmax = some_queries(40, paged, 2, mx.float32), softmax_of(paged, window=100)
+    before = attend(paged, queries, rows, softmax=softmax)
+    mx.eval(before)
+    gone = (560 - 99) // per_block
+    assert gone > 0
+    assert mapper.wait(mapper.unmap(paged.ranges[0], 0, gone), 10)  # reading it ends the process
+    assert same_bits(attend(paged, queries, rows, softmax=softmax), before)
+
+
+def test_a_row_does_not_see_what_stands_before_its_window() -> None:
+    paged = PagedLayer((300,)).fill()
+    queries, rows = some_queries(60, paged, 2, mx.float32), paged.rows((0, 240, 60))
+    softmax = softmax_of(paged, window=50)
+    for attend in (decode, chunk):
+        was = attend(paged, queries, rows, softmax=softmax)
+        for region in (KEY_REGION, VALUE_REGION):
+            kept = paged.bits(0, region)[220].copy()
+            mx.eval(was)
+            paged.bits(0, region)[220] = 0x7FC00000  # seen by the rows up to position 269
+            now = attend(paged, queries, rows, softmax=softmax)
+            assert bool(mx.isnan(now[:30]).all())
+            assert same_bits(now[30:], was[30:])
+            paged.bits(0, region)[220] = kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"softcap": -1.0}, "softcap must be a positive number"),
+        ({"softcap": math.inf}, "softcap must be a positive number"),
+        ({"sinks": mx.zeros((2, 2))}, r"sinks must be float32 \[query_heads\]"),
+        ({"sinks": mx.zeros((4,), mx.bfloat16)}, r"sinks must be float32 \[query_heads\]"),
+    ],
+)
+def test_a_softmax_of_wrong_numbers_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Softmax(1.0, **changes)
+
+
+def test_there_is_a_sink_for_each_query_head() -> None:
+    paged = PagedLayer((3,)).fill()
+    queries, softmax = (
+        some_queries(1, paged, 2, mx.float32),
+        softmax_of(paged, sinks=mx.zeros((3,))),
+    )
+    with pytest.raises(ValueError, match="there are 3 sinks for 4 query heads"):
+        decode(paged, queries, paged.newest(), softmax=softmax)
+
+
 def test_few_rows_of_a_long_past_have_the_same_bits_on_any_number_of_threads() -> None:
     paged = PagedLayer((9001, 3), head_dim=64, dtype=mx.bfloat16).fill()
     queries = some_queries(2, paged, 4, mx.float32)
     alone = decode(paged, queries, paged.newest(), workers=CpuWorkers(1))
-    want = [paged.expected(0, 9000, exact(queries)[0], scale_of(64))]
+    want = [paged.expected(0, 9000, exact(queries)[0], softmax_of(paged))]
     assert error_of(alone[:1], want) < TOLERANCE
     for threads in (2, 5):
         again = decode(paged, queries, paged.newest(), workers=CpuWorkers(threads))
@@ -215,8 +304,8 @@ def test_a_scale_of_nothing_gives_the_mean_of_the_values() -> None:
     mean = paged.numbers(0, VALUE_REGION)[:75].mean(axis=0)
     rows, layer, workers = paged.newest(), paged.layer, paged.workers
     for got in (
-        decode_attention(paged.token, queries, rows, 0, layer, KV_HEADS, 0.0, workers),
-        chunk_attention(paged.token, queries, rows, 0, layer, KV_HEADS, 0.0, workers),
+        decode_attention(paged.token, queries, rows, 0, layer, KV_HEADS, Softmax(0.0), workers),
+        chunk_attention(paged.token, queries, rows, 0, layer, KV_HEADS, Softmax(0.0), workers),
     ):
         assert error_of(got, [mean]) < TOLERANCE
 

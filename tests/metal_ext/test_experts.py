@@ -60,6 +60,8 @@ class Mixture:
     packed_down: PackedExperts
     normalised: bool = True
     chosen: int = CHOSEN
+    gate: str = "silu"
+    biases: tuple[mx.array, mx.array, mx.array] | None = None
 
     def run(self, x: mx.array, workers: CpuWorkers) -> mx.array:
         return mixture_mlp(
@@ -73,11 +75,15 @@ class Mixture:
             self.normalised,
             self.shared and (self.shared[0].packed, self.shared[1].packed),
             workers,
+            gate=self.gate,
+            biases=self.biases,
         )
 
     def expected(self, x: Floats) -> Floats:
         rows = normed(x, exact(self.weight), EPS)
+        router, gate_up, down = map(exact, self.biases or [mx.zeros((len(self.down), 1))] * 3)
         logits = self.router.expected(rows)
+        logits[:, : len(router)] += router.reshape(1, -1) if self.biases else 0
         scores = np.exp(logits[:, : len(self.down)])
         scores /= scores.sum(axis=1, keepdims=True)
         out = x.copy()
@@ -86,9 +92,10 @@ class Mixture:
             shares = score[best] / (score[best].sum() if self.normalised else 1.0)
             for expert, share in zip(best, shares, strict=True):
                 both = np.concatenate([row @ its.numbers.T for its in self.gate_up[expert]])
-                to += share * (gated(both[None]) @ self.down[expert].numbers.T)[0]
+                inner = gated((both + gate_up[expert])[None], self.gate)
+                to += share * ((inner @ self.down[expert].numbers.T)[0] + down[expert])
             if self.shared is not None:
-                both = gated(self.shared[0].expected(row[None]))
+                both = gated(self.shared[0].expected(row[None]), self.gate)
                 to += self.shared[1].expected(both)[0] / (1 + np.exp(-logit[-1]))
         return out
 
@@ -133,6 +140,22 @@ def test_a_mixture_is_the_exact_one(kind: Kind, instruction_set: str, shared_inn
         want = changed.expected(exact(x))
         off = np.abs(exact(changed.run(x, workers)) - want)
         assert off.max() < TOLERANCE * np.abs(want).max(), rows
+
+
+@EACH_SET
+@pytest.mark.parametrize("gate", ["gelu_tanh", "clamped_silu"])
+def test_a_mixture_with_biases_and_another_gate_is_the_exact_one(
+    gate: str, instruction_set: str
+) -> None:
+    workers = CpuWorkers(2, instruction_set)
+    shapes = (EXPERTS,), (EXPERTS, 2 * INNER), (EXPERTS, HIDDEN)
+    router, gate_up, down = (normal(shape, mx.float32, n) for n, shape in enumerate(shapes))
+    its = replace(mixture(PLAIN, workers), gate=gate, biases=(router, 4 * gate_up, down))
+    for rows in (1, 40):
+        x = 3 * normal((rows, HIDDEN), mx.float32, rows)
+        want, got = its.expected(exact(x)), its.run(x, workers)
+        assert np.abs(exact(got) - want).max() < TOLERANCE * np.abs(want).max()
+        assert same_bits(its.run(x[:1], workers), got[:1])
 
 
 @EACH_SET

@@ -46,6 +46,8 @@ def test_threat_20_a_number_outside_its_interval_is_refused_by_name(
 @pytest.mark.parametrize("place", INTEGERS)
 def test_what_is_not_an_integer_is_a_type_error(setting: Setting, place: str) -> None:
     for wrong in (1.0, "1", None, b"1", [1], mx.array(1.5)):
+        if wrong is None and place == "Softmax(window)":
+            continue  # which means all positions
         with pytest.raises(TypeError):
             setting.call(place, wrong)
 

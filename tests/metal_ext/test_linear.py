@@ -282,6 +282,19 @@ def test_an_mlp_is_the_exact_one(kind: Kind, instruction_set: str) -> None:
 
 
 @EACH_SET
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh", "clamped_silu"])
+def test_an_mlp_has_any_gate_with_x_or_without(gate: str, instruction_set: str) -> None:
+    workers = CpuWorkers(2, instruction_set)
+    both = Joined([part(48, 70, PLAIN, seed) for seed in (1, 2)], workers)
+    down, weight = layer(70, 48, PLAIN, workers, 3), mx.full((70,), 4.0)
+    x = normal((7, 70), mx.float32, 5)
+    want = down.expected(gated(both.expected(normed(exact(x), exact(weight), EPS)), gate))
+    for adds in (True, False):
+        got = gated_mlp(x, weight, EPS, both.packed, down.packed, workers, gate=gate, adds=adds)
+        assert np.abs(exact(got) - adds * exact(x) - want).max() < 1e-5 * np.abs(want).max()
+
+
+@EACH_SET
 def test_gates_far_from_zero_neither_overflow_nor_vanish(instruction_set: str) -> None:
     workers = CpuWorkers(1, instruction_set)
     gates = [-1e30, -200.0, -88.0, -1.0, 0.0, 1.0, 88.0, 200.0, 1e30] + [0.0] * 7
@@ -306,6 +319,7 @@ def test_a_norm_is_the_exact_one(instruction_set: str, numbers: int) -> None:
     x, weight = normal((9, numbers), mx.float32), normal((numbers,), mx.float32, 1)
     want = normed(exact(x), exact(weight), EPS)
     got = rms_norm(x, weight, EPS, workers)
+    assert same_bits(rms_norm(x, weight, EPS, workers, residual=x), x + got)
     assert close(got, want, FLOAT32_TOLERANCE * np.abs(want))
     assert same_bits(rms_norm(x[3:4], weight, EPS, workers), got[3:4])
     assert same_bits(

@@ -110,6 +110,7 @@ UNFIT_MLP = "gate, up and down do not fit each other"
 UNFIT_EXPERT, UNFIT_ROUTER = "an expert's gate, up and down do not fit", "router and experts do not"
 UNLIKE = "of as many experts each"
 DENSE = packed(64, 32), packed(32, 32)
+BIASES = SETTING.calls["mixture_mlp"][1]["biases"]
 DELTA = {name: SETTING.calls["gated_delta"][1][name] for name in ("qkv", "z", "a", "b")}
 MULTIPLIED: list[Row] = [
     *(("linear", {"x": x}, ROWS) for x in WRONG_ROWS),
@@ -123,6 +124,15 @@ MULTIPLIED: list[Row] = [
     ("gated_mlp", {"down": packed(16, 32)}, UNFIT_MLP),
     ("gated_mlp", {"x": zeros(2, 16)}, ROWS),
     ("gated_mlp", {"norm": OTHER}, NORM),
+    ("gated_mlp", {"gate": "relu"}, "a gate is silu, gelu_tanh or clamped_silu, not 'relu'"),
+    ("mixture_mlp", {"shared": DENSE, "router": packed(4, 32)}, "a shared expert has no biases"),
+    (
+        "mixture_mlp",
+        {"biases": (zeros(2), *BIASES[1:])},
+        r"the router's bias must be \[3\] float32",
+    ),
+    ("mixture_mlp", {"biases": (*BIASES[:2], zeros(3, 64))}, r"bias of down must be \[3, 32\]"),
+    ("rms_norm", {"residual": zeros(1, 32)}, "x and the residual have a different number of rows"),
     ("rms_norm", {"weight": OTHER}, "x must be float32 rows of 16 numbers"),
     ("rms_norm", {"weight": mx.ones((1, 32))}, NORM),
     ("rms_norm", {"x": zeros(2, 32, dtype=BRAIN)}, ROWS),

@@ -58,27 +58,31 @@ class Numbers {
   std::mt19937_64 random_;
 };
 
-// One sequence's K and V of one layer, in buffers that end where the last row ends, and queries for
-// its last rows.
+// One sequence's K and V of one layer, in buffers that begin with the first row that is seen and end
+// where the last row ends, and queries for its last rows.
 struct Case {
   HeadShape shape;
+  Softmax softmax;
   size_t tokens;
   size_t rows;  // queries stand at the last `rows` positions
+  size_t first;
   float scale;
   ExactBuffer<std::byte> keys;
   ExactBuffer<std::byte> values;
   ExactBuffer<float> queries;  // [rows][query_heads][head_dim]
 
-  Case(HeadShape s, size_t tokens, size_t rows, float spread = 1.0f)
+  Case(HeadShape s, size_t tokens, size_t rows, float spread = 1.0f, Softmax softmax = {})
       : shape(s),
+        softmax(softmax),
         tokens(tokens),
         rows(rows),
+        first(softmax.first_seen(tokens - rows)),
         scale(spread / std::sqrt(static_cast<float>(s.head_dim))),
-        keys(tokens * s.row_bytes()),
-        values(tokens * s.row_bytes()),
+        keys((tokens - first) * s.row_bytes()),
+        values((tokens - first) * s.row_bytes()),
         queries(rows * s.query_floats()) {
     Numbers numbers(tokens * 1000003 + s.head_dim * 31 + s.query_heads);
-    for (size_t i = 0; i < tokens * s.row_elements(); ++i) {
+    for (size_t i = 0; i < (tokens - first) * s.row_elements(); ++i) {
       set(keys, i, numbers.next());
       set(values, i, numbers.next());
     }
@@ -88,6 +92,10 @@ struct Case {
   }
 
   size_t position(size_t row) const { return tokens - rows + row; }
+  // Where position 0 of K or V would stand.
+  const std::byte* origin(const ExactBuffer<std::byte>& rows) const {
+    return rows.data() - first * shape.row_bytes();
+  }
   void set(ExactBuffer<std::byte>& rows, size_t i, float x) const {
     const uint32_t bits = bits_of(x);
     if (shape.type == KVType::bfloat16) {
@@ -98,7 +106,7 @@ struct Case {
     }
   }
   double get(const ExactBuffer<std::byte>& rows, size_t token, size_t kv_head, size_t i) const {
-    const size_t at = (token * shape.kv_heads + kv_head) * shape.head_dim + i;
+    const size_t at = ((token - first) * shape.kv_heads + kv_head) * shape.head_dim + i;
     uint32_t bits = 0;
     if (shape.type == KVType::bfloat16) {
       uint16_t half;
@@ -110,26 +118,32 @@ struct Case {
     return float_of(bits);
   }
 
-  // softmax(queries . keys * scale) . values of one row and head, in double precision.
+  // The attention of one row and head, by its definition, in double precision.
   std::vector<double> expected(size_t row, size_t head) const {
     const size_t kv_head = head / shape.group();
     const float* query = queries.data() + row * shape.query_floats() + head * shape.head_dim;
-    std::vector<double> scores(position(row) + 1);
+    const size_t from = softmax.first_seen(position(row));
+    std::vector<double> scores(position(row) + 1 - from);
     for (size_t t = 0; t < scores.size(); ++t) {
       double dot = 0;
       for (size_t i = 0; i < shape.head_dim; ++i) {
-        dot += static_cast<double>(query[i]) * get(keys, t, kv_head, i);
+        dot += static_cast<double>(query[i]) * get(keys, from + t, kv_head, i);
       }
+      const auto cap = static_cast<double>(softmax.softcap);
       scores[t] = dot * static_cast<double>(scale);
+      scores[t] = cap == 0 ? scores[t] : cap * std::tanh(scores[t] / cap);
     }
     const double highest = *std::max_element(scores.begin(), scores.end());
     double weight = 0;
+    if (softmax.sinks != nullptr) {
+      weight = std::exp(static_cast<double>(softmax.sinks[head]) - highest);
+    }
     std::vector<double> out(shape.head_dim, 0.0);
     for (size_t t = 0; t < scores.size(); ++t) {
       const double w = std::exp(scores[t] - highest);
       weight += w;
       for (size_t i = 0; i < shape.head_dim; ++i) {
-        out[i] += w * get(values, t, kv_head, i);
+        out[i] += w * get(values, from + t, kv_head, i);
       }
     }
     for (double& x : out) {
@@ -159,7 +173,7 @@ struct Case {
            (shape.type == KVType::bfloat16 ? "bfloat16" : "float32") + ", head_dim " +
            std::to_string(shape.head_dim) + ", " + std::to_string(shape.query_heads) + " heads on " +
            std::to_string(shape.kv_heads) + ", " + std::to_string(tokens) + " tokens, " +
-           std::to_string(rows) + " rows";
+           std::to_string(rows) + " rows from " + std::to_string(first);
   }
 };
 
@@ -171,21 +185,25 @@ ExactBuffer<float> decode(const Case& c, const Kernels& kernels, size_t row) {
   ExactBuffer<float> prepared(shape.query_floats());
   kernels.prepare_queries(shape, query.data(), c.scale, prepared.data());
   const size_t tokens = c.position(row) + 1;
+  const size_t seen = c.softmax.first_seen(c.position(row));
   const size_t partial = Partial::floats(shape.query_heads, shape.head_dim);
-  ExactBuffer<float> partials(splits_of(tokens) * partial);
-  for (size_t s = 0; s < splits_of(tokens); ++s) {
-    const size_t skip = s * kSplitTokens * shape.row_bytes();
+  const size_t splits = splits_of(tokens) - seen / kSplitTokens;
+  ExactBuffer<float> partials(splits * partial);
+  for (size_t s = 0; s < splits; ++s) {
+    const size_t from = (seen / kSplitTokens + s) * kSplitTokens;
+    const size_t offset = from * shape.row_bytes();
     // Some heads, then the others: together they are all.
     const HeadRun some{0, (shape.kv_heads + 1) / 2};
     for (const HeadRun& heads : {some, HeadRun{some.count, shape.kv_heads - some.count}}) {
       kernels.attend_split(
-          shape, heads, prepared.data(), c.keys.data() + skip, c.values.data() + skip,
-          std::min(kSplitTokens, tokens - s * kSplitTokens),
+          shape, c.softmax.softcap, heads, prepared.data(), c.origin(c.keys) + offset,
+          c.origin(c.values) + offset, seen > from ? seen - from : 0,
+          std::min(kSplitTokens, tokens - from),
           Partial::at(partials.data() + s * partial, shape.query_heads));
     }
   }
   ExactBuffer<float> out(shape.query_floats());
-  kernels.finish(shape, partials.data(), splits_of(tokens), out.data());
+  kernels.finish(shape, c.softmax.sinks, partials.data(), splits, out.data());
   return out;
 }
 
@@ -204,7 +222,7 @@ ExactBuffer<float> chunk(const Case& c, const Kernels& kernels) {
       ExactBuffer<float> scratch(chunk_scratch_floats(shape));
       std::fill_n(scratch.data(), scratch.size(), kNan);  // what an earlier call left there
       kernels.attend_chunk(
-          shape, kv_head, prepared.data() + at, c.keys.data(), c.values.data(),
+          shape, c.softmax, kv_head, prepared.data() + at, c.origin(c.keys), c.origin(c.values),
           std::min(kChunkRows, c.rows - row), c.position(row), out.data() + at, scratch.data());
     }
   }
@@ -256,6 +274,23 @@ TEST("chunks of every number of rows, at odd positions, are right in every row")
         check_case(Case(shape, 59 + rows, rows), kernels);  // across the border of a tile
       }
       check_case(Case(shape, 258, 5), kernels);  // and of a split
+    }
+  });
+}
+
+TEST("windows, softcaps and sinks are right in every row, and no key before a window is read") {
+  const float sinks[] = {-4.0f, 0.5f, 3.0f, 90.0f};
+  for_each_set([&](const Kernels& kernels) {
+    for (KVType type : {KVType::bfloat16, KVType::float32}) {
+      for (size_t head_dim : {64, 256}) {
+        for (size_t window : {1, 5, 63, 64, 70, 200, 256, 300}) {
+          for (size_t tokens : {64, 258, 340}) {
+            const HeadShape shape{4, 2, head_dim, type};
+            check_case(Case(shape, tokens, 19, 1.0f, {window}), kernels);
+            check_case(Case(shape, tokens, 33, 8.0f, {window, 2.0f, sinks}), kernels);
+          }
+        }
+      }
     }
   });
 }
@@ -327,7 +362,7 @@ TEST("a weight is e^x to 2 ulp, and 0 below the smallest normal number") {
     for (float x = 0.0f; x > -100.0f; x -= 0.00037f) {
       keys[32] = x;
       kernels.attend_split(
-          shape, {0, 1}, prepared.data(), keys.data(), values.data(), 2,
+          shape, 0.0f, {0, 1}, prepared.data(), keys.data(), values.data(), 0, 2,
           Partial::at(partial.data(), 1));
       const float got = Partial::at(partial.data(), 1).values[7];
       const double want = std::exp(static_cast<double>(x));

@@ -55,17 +55,32 @@ TEST("an RMS norm is that of doubles") {
   });
 }
 
+double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+double gated(Gate kind, double g, double u) {
+  if (kind == Gate::silu) {
+    return g * sigmoid(g) * u;
+  }
+  if (kind == Gate::gelu_tanh) {
+    return g * 0.5 * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (g + 0.044715 * g * g * g))) * u;
+  }
+  const double low = std::min(g, 7.0);
+  return low * sigmoid(1.702 * low) * (std::clamp(u, -7.0, 7.0) + 1.0);
+}
+
+constexpr Gate kGates[] = {Gate::silu, Gate::gelu_tanh, Gate::clamped_silu};
+
 TEST("a gate is that of doubles, however large its numbers are") {
   for_each_length([](const Kernels& kernels, size_t n) {
     for (float scale : {1.0f, 30.0f, 300.0f}) {
       const ExactBuffer<float> gates = numbers(n, 3, scale);
-      const ExactBuffer<float> up = numbers(n, 4);
+      const ExactBuffer<float> up = numbers(n, 4, 4.0f);
       ExactBuffer<float> out(n);
-      kernels.layer.gate(gates.data(), up.data(), n, out.data());
-      for (size_t i = 0; i < n; ++i) {
-        const double x = gates[i];
-        CHECK_CASE(near(out[i], x / (1.0 + std::exp(-x)) * up[i], 1e-6),
-                   std::string(kernels.name));
+      for (Gate kind : kGates) {
+        kernels.layer.gate(kind, gates.data(), up.data(), n, out.data());
+        for (size_t i = 0; i < n; ++i) {
+          CHECK_CASE(near(out[i], gated(kind, gates[i], up[i]), 2e-6), std::string(kernels.name));
+        }
       }
     }
   });
@@ -78,7 +93,7 @@ TEST("a NaN or an infinity comes out of a gate as such") {
     ExactBuffer<float> out(n);
     for (float bad : {NAN, INFINITY}) {
       gates[n / 2] = bad;
-      kernels.layer.gate(gates.data(), up.data(), n, out.data());
+      kernels.layer.gate(Gate::silu, gates.data(), up.data(), n, out.data());
       for (size_t i = 0; i < n; ++i) {
         CHECK_CASE(std::isfinite(out[i]) == (i != n / 2), std::string(kernels.name));
       }

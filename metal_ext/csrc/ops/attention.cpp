@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <vector>
@@ -23,6 +24,7 @@ struct Attention {
   Layer layer;
   cpu::HeadShape shape;
   float scale;
+  cpu::Softmax softmax;  // its sinks are known when the call runs
   Workers workers;
 
   const void* keys(const RowTable::Row& row) const {
@@ -48,7 +50,7 @@ struct Attention {
   }
 };
 
-// The splits [first, first + count) of one row's keys, for some of the KV heads.
+// Of the splits of one row's keys that it sees, [first, first + count), for some of the KV heads.
 struct SplitRun {
   size_t row;
   size_t first;
@@ -67,8 +69,9 @@ struct DecodeCut {
     size_t splits = 0;
     for (size_t r = 0; r < rows; ++r) {
       first_partial.push_back(splits);
-      splits += cpu::splits_of(row[r].position + 1);
-      bytes += (row[r].position + 1) * 2 * call.shape.row_bytes();
+      const size_t first = call.softmax.first_seen(row[r].position);
+      splits += cpu::splits_of(row[r].position + 1) - first / cpu::kSplitTokens;
+      bytes += (row[r].position + 1 - first) * 2 * call.shape.row_bytes();
     }
     first_partial.push_back(splits);
     const size_t fair = splits / (kTasksPerThread * call.workers->pool.threads());
@@ -111,15 +114,17 @@ void decode(const Attention& call, const mx::array& queries, mx::array& out) {
     const SplitRun& task = cut.tasks[index];
     const RowTable::Row& row = call.rows->rows()[call.first_row + task.row];
     const size_t tokens = row.position + 1;
+    const size_t first = call.softmax.first_seen(row.position);
     for (size_t s = task.first; s < task.first + task.count; ++s) {
-      const size_t from = s * cpu::kSplitTokens;
+      const size_t from = (first / cpu::kSplitTokens + s) * cpu::kSplitTokens;
       const size_t to = std::min(tokens, from + cpu::kSplitTokens);
-      const size_t skip = from * shape.row_bytes();
+      const size_t offset = from * shape.row_bytes();
       float* const place = partials + (cut.first_partial[task.row] + s) * partial;
       kernels.attend_split(
-          shape, task.kv_heads, prepared + task.row * shape.query_floats(),
-          static_cast<const std::byte*>(call.keys(row)) + skip,
-          static_cast<const std::byte*>(call.values(row)) + skip, to - from,
+          shape, call.softmax.softcap, task.kv_heads, prepared + task.row * shape.query_floats(),
+          static_cast<const std::byte*>(call.keys(row)) + offset,
+          static_cast<const std::byte*>(call.values(row)) + offset,
+          first > from ? first - from : 0, to - from,
           cpu::Partial::at(place, shape.query_heads));
     }
   };
@@ -127,7 +132,7 @@ void decode(const Attention& call, const mx::array& queries, mx::array& out) {
     const size_t first = cut.first_partial[r];
     float* const result = results + r * shape.query_floats();
     kernels.finish(
-        shape, partials + first * partial, cut.first_partial[r + 1] - first, result);
+        shape, call.softmax.sinks, partials + first * partial, cut.first_partial[r + 1] - first, result);
     call.store(result, out, r, 1);
   };
   const bool shared = cut.bytes >= kParallelKVBytes;
@@ -161,7 +166,7 @@ void chunk(const Attention& call, const mx::array& queries, mx::array& out) {
     const size_t offset =
         row * shape.query_floats() + kv_head * shape.group() * shape.head_dim;
     call.workers->kernels.attend_chunk(
-        shape, kv_head, prepared + offset, call.keys(first), call.values(first),
+        shape, call.softmax, kv_head, prepared + offset, call.keys(first), call.values(first),
         std::min(cpu::kChunkRows, rows - row), first.position + row, results + offset,
         scratch + worker * work);
   });
@@ -173,34 +178,69 @@ struct Attend {
   static constexpr Results kResults = Results::rows;
   Attention call;
 
-  void run(const Arrays& in, Arrays& out) const { body(call, in[1], out[0]); }
+  // `in` has the ordering handle, the queries, and the sinks if there are any.
+  void run(const Arrays& in, Arrays& out) const {
+    Attention with_sinks = call;
+    with_sinks.softmax.sinks = in.size() > 2 ? in.floats(2) : nullptr;
+    body(with_sinks, in[1], out[0]);
+  }
 };
 
 template <void (*body)(const Attention&, const mx::array&, mx::array&)>
 mx::array attend(
     const char* name, const mx::array& token, const mx::array& queries, const Rows& rows,
-    size_t first_row, const Layer& layer, int64_t kv_heads, double scale, const Workers& workers) {
+    size_t first_row, const Layer& layer, int64_t kv_heads, const Softmax& softmax,
+    const Workers& workers) {
   const cpu::HeadShape shape =
       check_layer(rows->geometry(), layer, queries.shape(1), kv_heads, queries.shape(2));
-  Attention call{rows, first_row, layer, shape, static_cast<float>(scale), workers};
+  softmax.check_heads(queries.shape(1));
+  std::vector<mx::array> in{token, queries};
+  if (softmax.sinks) {
+    in.push_back(row_by_row(*softmax.sinks));
+  }
+  Attention call{rows, first_row, layer, shape, softmax.scale, {softmax.window, softmax.softcap},
+                 workers};
   return mx::array(queries.shape(), queries.dtype(),
-                   operation(name, Attend<body>{std::move(call)}), {token, queries});
+                   operation(name, Attend<body>{std::move(call)}), std::move(in));
 }
 
 }  // namespace
 
+Softmax::Softmax(
+    double its_scale, std::optional<int64_t> its_window, double its_softcap,
+    std::optional<mx::array> its_sinks)
+    : scale(static_cast<float>(its_scale)),
+      window(its_window ? checked_between("window", *its_window, 1, INT32_MAX) : SIZE_MAX),
+      softcap(static_cast<float>(its_softcap)),
+      sinks(std::move(its_sinks)) {
+  if (!(softcap >= 0.0f && std::isfinite(softcap))) {
+    throw std::invalid_argument("softcap must be a positive number, or 0 for none");
+  }
+  if (sinks && (sinks->ndim() != 1 || sinks->dtype() != mx::float32)) {
+    throw std::invalid_argument("sinks must be float32 [query_heads]");
+  }
+}
+
+void Softmax::check_heads(int64_t query_heads) const {
+  if (sinks && sinks->shape(0) != query_heads) {
+    throw std::invalid_argument(
+        "there are " + std::to_string(sinks->shape(0)) + " sinks for " +
+        std::to_string(query_heads) + " query heads");
+  }
+}
+
 mx::array decode_attention(
     const mx::array& token, const mx::array& queries, const Rows& rows, int64_t first_row,
-    const Layer& layer, int64_t kv_heads, double scale, const Workers& workers) {
+    const Layer& layer, int64_t kv_heads, const Softmax& softmax, const Workers& workers) {
   check_rows_array("queries", queries);
   checked_run("rows of the table", first_row, queries.shape(0), rows->rows().size());
   return attend<decode>("decode_attention", token, queries, rows, static_cast<size_t>(first_row),
-                        layer, kv_heads, scale, workers);
+                        layer, kv_heads, softmax, workers);
 }
 
 mx::array chunk_attention(
     const mx::array& token, const mx::array& queries, const Rows& rows, int64_t segment,
-    const Layer& layer, int64_t kv_heads, double scale, const Workers& workers) {
+    const Layer& layer, int64_t kv_heads, const Softmax& softmax, const Workers& workers) {
   check_rows_array("queries", queries);
   const std::vector<Segment>& segments = rows->segments();
   checked_run("segments of the table", segment, 1, segments.size());
@@ -214,8 +254,8 @@ mx::array chunk_attention(
         "queries has " + std::to_string(queries.shape(0)) + " rows; segment " +
         std::to_string(segment) + " has " + std::to_string(count));
   }
-  return attend<chunk>("chunk_attention", token, queries, rows, first_row, layer, kv_heads, scale,
-                       workers);
+  return attend<chunk>("chunk_attention", token, queries, rows, first_row, layer, kv_heads,
+                       softmax, workers);
 }
 
 }  // namespace quire::ops

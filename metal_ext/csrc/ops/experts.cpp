@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/checked.h"
+#include "ops/checks.h"
 #include "ops/layers.h"
 #include "ops/packed_linear.h"
 #include "ops/primitive.h"
@@ -36,6 +37,14 @@ struct Mixture {
   SharedExpert shared;
   int64_t chosen;
   bool normalised;
+  cpu::Gate gate;
+};
+
+// The biases of a mixture's linear layers, each null or with the numbers of all experts.
+struct BiasPlaces {
+  const float* router = nullptr;
+  const float* gate_up = nullptr;
+  const float* down = nullptr;
 };
 
 // The experts chosen for each row, the best one first, and the factors of their results.
@@ -148,8 +157,10 @@ struct RowOfRun {
 //   out = x + the sum of weight * result
 class MixtureStep {
  public:
-  MixtureStep(const Mixture& mixture, CpuWorkers& workers, size_t rows, const float* x, float* out)
+  MixtureStep(const Mixture& mixture, const BiasPlaces& biases, CpuWorkers& workers, size_t rows,
+              const float* x, float* out)
       : mixture_(mixture),
+        biases_(biases),
         workers_(workers),
         layer_(workers.kernels.layer),
         linear_(workers.kernels.linear),
@@ -186,6 +197,9 @@ class MixtureStep {
       };
       multiply(router, count, make_row, logits + all, nullptr, logits + first * outputs, workers_);
     });
+    for (size_t row = 0; biases_.router != nullptr && row < rows_; ++row) {
+      layer_.add(biases_.router, outputs, logits + row * outputs);
+    }
     for (size_t row = 0; mixture_.shared && row < rows_; ++row) {
       gates_.push_back(1.0f / (1.0f + std::exp(-logits[row * outputs + experts])));
     }
@@ -270,9 +284,12 @@ class MixtureStep {
     for_each(workers_.pool, gated_rows_.size(), 2 * inner_floats_, [&](size_t i, size_t worker) {
       const RowOfRun& row = gated_rows_[i];
       const Run& its = runs_[row.run];
-      const float* const gates = both_ + its.both_at + row.number * 2 * its.inner();
+      float* const gates = both_ + its.both_at + row.number * 2 * its.inner();
       float* const made = made_ + worker * inner_floats_;
-      layer_.gate(gates, gates + its.inner(), its.inner(), made);
+      if (biases_.gate_up != nullptr) {
+        layer_.add(biases_.gate_up + its.expert * 2 * its.inner(), 2 * its.inner(), gates);
+      }
+      layer_.gate(mixture_.gate, gates, gates + its.inner(), its.inner(), made);
       linear_.prepare(its.down->shape(), made, row.number, bytes_at(gated_ + its.gated_at));
     });
   }
@@ -283,7 +300,11 @@ class MixtureStep {
       float* const to = out_ + row * hidden_;
       std::fill_n(to, hidden_, 0.0f);
       for (size_t pair = row * chosen; pair < (row + 1) * chosen; ++pair) {
-        layer_.add_scaled(result(pairs_.places[pair]), routing_.weights[pair], hidden_, to);
+        const float weight = routing_.weights[pair];
+        layer_.add_scaled(result(pairs_.places[pair]), weight, hidden_, to);
+        if (biases_.down != nullptr) {
+          layer_.add_scaled(biases_.down + routing_.experts[pair] * hidden_, weight, hidden_, to);
+        }
       }
       if (mixture_.shared) {
         layer_.add_scaled(result(pairs_.rows.size() + row), gates_[row], hidden_, to);
@@ -296,6 +317,7 @@ class MixtureStep {
   static std::byte* bytes_at(float* place) { return reinterpret_cast<std::byte*>(place); }
 
   const Mixture& mixture_;
+  const BiasPlaces biases_;
   CpuWorkers& workers_;
   const cpu::LayerKernels& layer_;
   const cpu::LinearKernels& linear_;
@@ -333,8 +355,12 @@ struct MixtureMlp {
     const auto rows = static_cast<size_t>(out[0].shape(0));
     const auto hidden = static_cast<size_t>(out[0].shape(1));
     const auto held = workers->pool.hold();
+    BiasPlaces biases;
+    if (in.size() > 2) {
+      biases = {in.floats(2), in.floats(3), in.floats(4)};
+    }
     for (size_t first = 0; first < rows; first += kRowsAtOnce) {
-      MixtureStep step(*mixture, *workers, std::min(rows - first, kRowsAtOnce),
+      MixtureStep step(*mixture, biases, *workers, std::min(rows - first, kRowsAtOnce),
                        in.floats(0) + first * hidden, out.floats(0) + first * hidden);
       step.run(in.floats(1), eps);
     }
@@ -361,22 +387,45 @@ void check_mixture(const Mixture& its, size_t hidden) {
   checked_between("chosen", its.chosen, 1, static_cast<int64_t>(experts));
 }
 
+// Checks the biases, if there are any, and adds them to the operation's inputs.
+void add_biases(std::vector<mx::array>& in, const Mixture& its, const MixtureBiases& biases) {
+  if (!biases) {
+    return;
+  }
+  if (its.shared) {
+    throw std::invalid_argument("a mixture with a shared expert has no biases");
+  }
+  const int experts = narrowed<int>("experts", its.down->count());
+  const auto add = [&](const char* name, const mx::array& bias, const mx::Shape& shape) {
+    check_float32(name, bias, shape);
+    in.push_back(row_by_row(bias));
+  };
+  add("the router's bias", std::get<0>(*biases), {experts});
+  add("the bias of gate and up", std::get<1>(*biases),
+      {experts, narrowed<int>("outputs", its.gate_up->shape().outputs)});
+  add("the bias of down", std::get<2>(*biases),
+      {experts, narrowed<int>("outputs", its.down->shape().outputs)});
+}
+
 }  // namespace
 
 mx::array mixture_mlp(
     const mx::array& x, const mx::array& norm, double eps, const Packed& router,
     const PackedStack& gate_up, const PackedStack& down, int64_t chosen, bool normalised,
-    const SharedExpert& shared, const Workers& workers) {
+    const SharedExpert& shared, const Workers& workers, const std::string& gate,
+    const MixtureBiases& biases) {
   const auto mixture = std::make_shared<const Mixture>(
-      Mixture{router, gate_up, down, shared, chosen, normalised});
+      Mixture{router, gate_up, down, shared, chosen, normalised, cpu::gate_of(gate)});
   const size_t hidden = down->shape().outputs;
   check_mixture(*mixture, hidden);
   check_floats("x", x, hidden);
   check_norm(norm, hidden);
+  std::vector<mx::array> in{row_by_row(x), row_by_row(norm)};
+  add_biases(in, *mixture, biases);
   return mx::array({x.shape(0), narrowed<int>("inputs", hidden)}, mx::float32,
                    operation("mixture_mlp",
                              MixtureMlp{mixture, static_cast<float>(eps), workers}),
-                   {row_by_row(x), row_by_row(norm)});
+                   std::move(in));
 }
 
 }  // namespace quire::ops

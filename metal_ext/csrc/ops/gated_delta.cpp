@@ -140,7 +140,7 @@ class LayerStep {
     for (size_t row = part.first; row < part.first + part.count; ++row) {
       float* const y = row_out(row, head);
       kernels_.layer.rms_norm(y, norm_, eps_, value_dim, y);
-      kernels_.layer.gate(z_.row(row) + head * value_dim, y, value_dim, y);
+      kernels_.layer.gate(cpu::Gate::silu, z_.row(row) + head * value_dim, y, value_dim, y);
     }
   }
 

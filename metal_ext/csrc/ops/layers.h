@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,18 +25,24 @@ std::vector<mx::array> linear_heads(
 
 mx::array gated_mlp(
     const mx::array& x, const mx::array& norm, double eps, const Packed& gate_up,
-    const Packed& down, const Workers& workers);
+    const Packed& down, const Workers& workers, const std::string& gate, bool adds);
 
 // The weights (gate_up, down) of the shared expert, which computes all rows, if there is one.
 using SharedExpert = std::optional<std::pair<Packed, Packed>>;
 
+// The biases, float32, of the router [experts], of gate and up [experts, 2 * inner], and of down
+// [experts, hidden].
+using MixtureBiases = std::optional<std::tuple<mx::array, mx::array, mx::array>>;
+
 mx::array mixture_mlp(
     const mx::array& x, const mx::array& norm, double eps, const Packed& router,
     const PackedStack& gate_up, const PackedStack& down, int64_t chosen, bool normalised,
-    const SharedExpert& shared, const Workers& workers);
+    const SharedExpert& shared, const Workers& workers, const std::string& gate,
+    const MixtureBiases& biases);
 
 mx::array rms_norm(
-    const mx::array& x, const mx::array& weight, double eps, const Workers& workers);
+    const mx::array& x, const mx::array& weight, double eps, const Workers& workers,
+    const std::optional<mx::array>& residual);
 
 mx::array packed_rows(const mx::array& ids, const Packed& packed, const Workers& workers);
 

@@ -74,6 +74,8 @@ struct GatedMlp {
   Packed gate_up;
   Packed down;
   float eps;
+  cpu::Gate kind;
+  bool adds;  // whether x is added to the result
   Workers workers;
 
   void run(const Arrays& in, Arrays& out) const {
@@ -95,9 +97,10 @@ struct GatedMlp {
       multiply(*gate_up, count, normed, both + gates, nullptr, both, *workers);
       const auto gated = [&](size_t row, float* target) {
         const float* const gate = both + row * 2 * inner;
-        kernels.gate(gate, gate + inner, inner, target);
+        kernels.gate(kind, gate, gate + inner, inner, target);
       };
-      multiply(*down, count, gated, both + gates, x, out.floats(0) + first * hidden, *workers);
+      multiply(*down, count, gated, both + gates, adds ? x : nullptr,
+               out.floats(0) + first * hidden, *workers);
     });
   }
 };
@@ -107,11 +110,15 @@ struct RmsNorm {
   float eps;
   Workers workers;
 
+  // `in` has x, the weight, and the residual if there is one.
   void run(const Arrays& in, Arrays& out) const {
+    const cpu::LayerKernels& kernels = workers->kernels.layer;
     const auto n = static_cast<size_t>(out[0].shape(1));
     for (size_t i = 0; i < out[0].size(); i += n) {
-      workers->kernels.layer.rms_norm(
-          in.floats(0) + i, in.floats(1), eps, n, out.floats(0) + i);
+      kernels.rms_norm(in.floats(0) + i, in.floats(1), eps, n, out.floats(0) + i);
+      if (in.size() > 2) {
+        kernels.add(in.floats(2) + i, n, out.floats(0) + i);
+      }
     }
   }
 };
@@ -136,6 +143,19 @@ struct PackedRows {
   }
 };
 
+// Checks the residual, if there is one, and adds it to the inputs.
+void add_residual(
+    std::vector<mx::array>& in, const mx::array& x, const std::optional<mx::array>& residual,
+    size_t numbers) {
+  if (residual) {
+    check_floats("the residual", *residual, numbers);
+    if (residual->shape(0) != x.shape(0)) {
+      throw std::invalid_argument("x and the residual have a different number of rows");
+    }
+    in.push_back(row_by_row(*residual));
+  }
+}
+
 // Checks the inputs of a product, and returns them in the order that Linear::run() reads.
 std::vector<mx::array> inputs_of(
     const mx::array& x, const cpu::LinearShape& shape, const std::optional<mx::array>& norm,
@@ -146,13 +166,7 @@ std::vector<mx::array> inputs_of(
     check_norm(*norm, shape.inputs);
     in.push_back(row_by_row(*norm));
   }
-  if (residual) {
-    check_floats("the residual", *residual, shape.outputs);
-    if (residual->shape(0) != x.shape(0)) {
-      throw std::invalid_argument("x and the residual have a different number of rows");
-    }
-    in.push_back(row_by_row(*residual));
-  }
+  add_residual(in, x, residual, shape.outputs);
   return in;
 }
 
@@ -216,7 +230,7 @@ std::vector<mx::array> linear_heads(
 
 mx::array gated_mlp(
     const mx::array& x, const mx::array& norm, double eps, const Packed& gate_up,
-    const Packed& down, const Workers& workers) {
+    const Packed& down, const Workers& workers, const std::string& gate, bool adds) {
   const size_t hidden = gate_up->shape().inputs;
   if (gate_up->shape().outputs != 2 * down->shape().inputs || down->shape().outputs != hidden) {
     throw std::invalid_argument("gate, up and down do not fit each other");
@@ -225,17 +239,21 @@ mx::array gated_mlp(
   check_norm(norm, hidden);
   return mx::array({x.shape(0), narrowed<int>("inputs", hidden)}, mx::float32,
                    operation("gated_mlp",
-                             GatedMlp{gate_up, down, static_cast<float>(eps), workers}),
+                             GatedMlp{gate_up, down, static_cast<float>(eps),
+                                      cpu::gate_of(gate), adds, workers}),
                    {row_by_row(x), row_by_row(norm)});
 }
 
 mx::array rms_norm(
-    const mx::array& x, const mx::array& weight, double eps, const Workers& workers) {
+    const mx::array& x, const mx::array& weight, double eps, const Workers& workers,
+    const std::optional<mx::array>& residual) {
   check_floats("x", x, weight.size());
   check_norm(weight, weight.size());
+  std::vector<mx::array> in{row_by_row(x), row_by_row(weight)};
+  add_residual(in, x, residual, weight.size());
   return mx::array({x.shape(0), weight.shape(0)}, mx::float32,
                    operation("rms_norm", RmsNorm{static_cast<float>(eps), workers}),
-                   {row_by_row(x), row_by_row(weight)});
+                   std::move(in));
 }
 
 mx::array packed_rows(const mx::array& ids, const Packed& packed, const Workers& workers) {

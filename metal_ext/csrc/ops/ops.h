@@ -43,6 +43,23 @@ struct Layer {
   mx::Dtype type;
 };
 
+// How a layer's attention makes weights of scores: softmax(query . key * scale), and what
+// cpu::Softmax adds to it. `sinks` is [query_heads] float32.
+struct Softmax {
+  // Throws std::out_of_range for a window of no position, std::invalid_argument for what is wrong
+  // with other arguments.
+  Softmax(double scale, std::optional<int64_t> window, double softcap,
+          std::optional<mx::array> sinks);
+
+  // Throws std::invalid_argument unless there are no sinks, or one for each query head.
+  void check_heads(int64_t query_heads) const;
+
+  float scale;
+  size_t window;  // SIZE_MAX for all positions
+  float softcap;  // 0 for none
+  std::optional<mx::array> sinks;
+};
+
 // Counts the bytes that block_copy copies. No other operation copies stored K or V.
 class CopyCounter {
  public:
@@ -91,11 +108,11 @@ std::pair<mx::array, mx::array> project_append(
 
 mx::array decode_attention(
     const mx::array& token, const mx::array& queries, const Rows& rows, int64_t first_row,
-    const Layer& layer, int64_t kv_heads, double scale, const Workers& workers);
+    const Layer& layer, int64_t kv_heads, const Softmax& softmax, const Workers& workers);
 
 mx::array chunk_attention(
     const mx::array& token, const mx::array& queries, const Rows& rows, int64_t segment,
-    const Layer& layer, int64_t kv_heads, double scale, const Workers& workers);
+    const Layer& layer, int64_t kv_heads, const Softmax& softmax, const Workers& workers);
 
 // Returns a view of a region's first `tokens` rows, valid while they are mapped.
 mx::array region_view(

@@ -174,6 +174,7 @@ __attribute__((noinline)) void add_slab(
 // head, row i is head i % n of the token at `position` + i / n. Extra rows fill up the last vector.
 struct Chunk {
   const HeadShape& shape;
+  const Softmax& softmax;
   size_t position;
   size_t rows;
   float* keys;     // [kKeyTokens][head_dim], converted
@@ -184,13 +185,19 @@ struct Chunk {
   Partial split;   // the result over the current split of the keys
   Partial total;   // the joined results over earlier splits
 
-  // Returns how many keys row i attends to among the `tokens` keys from `token` on.
+  // Returns how many of the `tokens` keys from `token` on are not behind row i.
   size_t visible(size_t i, size_t token, size_t tokens) const {
     if (token + tokens <= position + 1) {
       return tokens;
     }
     const size_t end = position + i / shape.group() + 1;
     return end <= token ? 0 : (end - token < tokens ? end - token : tokens);
+  }
+
+  // Returns how many of the `tokens` keys from `token` on are before the window of row i.
+  size_t hidden(size_t i, size_t token, size_t tokens) const {
+    const size_t first = softmax.first_seen(position + i / shape.group());
+    return first <= token ? 0 : (first - token < tokens ? first - token : tokens);
   }
 };
 
@@ -235,9 +242,11 @@ void turn_queries(const Chunk& chunk, const float* prepared, size_t count) {
 template <class KV, size_t D>
 void score_tile(const Chunk& chunk, const KV* keys, size_t token, size_t tokens) {
   const size_t stride = chunk.shape.row_elements();
-  for (size_t t = 0; t < tokens; t += kKeyTokens) {
+  const size_t skip = chunk.hidden(0, token, tokens);
+  for (size_t t = skip / kKeyTokens * kKeyTokens; t < tokens; t += kKeyTokens) {
     const size_t n = tokens - t < kKeyTokens ? tokens - t : kKeyTokens;
-    widen<KV, D, D>(keys + (token + t) * stride, stride, n, chunk.keys);
+    const size_t from = skip > t ? skip - t : 0;  // scores before it are of no keys, and not used
+    widen<KV, D, D>(keys + (token + t + from) * stride, stride, n - from, chunk.keys + from * D);
     for_row_blocks(chunk.rows, [&](size_t row, auto vecs) {
       constexpr size_t V = decltype(vecs)::value;
       const size_t most = chunk.visible(row + V * kLanes - 1, token + t, n);
@@ -247,20 +256,28 @@ void score_tile(const Chunk& chunk, const KV* keys, size_t token, size_t tokens)
   }
 }
 
-// Calls soften_rows() for kLanes rows. Keys after a row's own position get the weight 0.
+// Calls soften_rows() for kLanes rows. Keys that a row does not see get the weight 0.
 void soften_tile(const Chunk& chunk, size_t row, size_t token, size_t tokens) {
   float* const scores = chunk.scores + row * kTileTokens;
   const size_t most = chunk.visible(row + kLanes - 1, token, tokens);
   const size_t least = chunk.visible(row, token, tokens);
-  if (least < most) {
-    IntVec seen;
+  const size_t skip = chunk.hidden(row + kLanes - 1, token, tokens);
+  cap_scores(scores, most * kLanes, chunk.softmax.softcap);
+  if (least < most || skip > 0) {
+    IntVec first, seen;
     for (size_t r = 0; r < kLanes; ++r) {
+      first[r] = static_cast<int32_t>(chunk.hidden(row + r, token, tokens));
       seen[r] = static_cast<int32_t>(chunk.visible(row + r, token, tokens));
     }
-    for (size_t t = least; t < most; ++t) {
-      const Vec score = load(scores + t * kLanes);
-      store(scores + t * kLanes, seen > static_cast<int32_t>(t) ? score : all(kHidden));
-    }
+    const auto hide = [&](size_t from, size_t to) {
+      for (size_t t = from; t < to; ++t) {
+        const IntVec here = static_cast<int32_t>(t) - IntVec{};
+        const Vec score = load(scores + t * kLanes);
+        store(scores + t * kLanes, (seen > here) & (first <= here) ? score : all(kHidden));
+      }
+    };
+    hide(0, skip);
+    hide(least, most);
   }
   soften_rows(scores, most, chunk.split.highest + row, chunk.split.weight + row,
               chunk.factors + row);
@@ -268,6 +285,7 @@ void soften_tile(const Chunk& chunk, size_t row, size_t token, size_t tokens) {
 
 template <class KV, size_t D>
 void add_tile(const Chunk& chunk, const KV* values, size_t token, size_t tokens) {
+  const size_t skip = chunk.hidden(0, token, tokens);
   constexpr size_t W = D < kValueDims ? D : kValueDims;
   constexpr size_t kMost = kSumRegisters / kAddRows * kLanes;
   constexpr size_t kSlab = kMost < W ? kMost : W;
@@ -275,7 +293,8 @@ void add_tile(const Chunk& chunk, const KV* values, size_t token, size_t tokens)
   const size_t stride = chunk.shape.row_elements();
   for (size_t i = 0; i < D; i += kSlab) {
     if (i % W == 0) {
-      widen<KV, W, kSlab>(values + token * stride + i, stride, tokens, chunk.values);
+      widen<KV, W, kSlab>(values + (token + skip) * stride + i, stride, tokens - skip,
+                          chunk.values + skip * kSlab);
     }
     const float* const tile = chunk.values + i % W * kTileTokens;
     for (size_t row = 0; row < chunk.rows; row += kAddRows) {
@@ -283,7 +302,16 @@ void add_tile(const Chunk& chunk, const KV* values, size_t token, size_t tokens)
           chunk.scores + row / kLanes * kLanes * kTileTokens + row % kLanes;
       float* const into = chunk.split.values + row * D + i;
       const size_t least = chunk.visible(row, token, tokens);
-      add_slab<D, kAddRows, S>(weights, chunk.factors + row, tile, 0, least, into);
+      const size_t from = chunk.hidden(row, token, tokens);
+      if (chunk.hidden(row + kAddRows - 1, token, tokens) > from) {
+        for (size_t r = 0; r < kAddRows; ++r) {
+          add_slab<D, 1, S>(weights + r, chunk.factors + row + r, tile,
+                            chunk.hidden(row + r, token, tokens),
+                            chunk.visible(row + r, token, tokens), into + r * D);
+        }
+        continue;
+      }
+      add_slab<D, kAddRows, S>(weights, chunk.factors + row, tile, from, least, into);
       if (chunk.visible(row + kAddRows - 1, token, tokens) > least) {
         const float once = 1.0f;
         for (size_t r = 1; r < kAddRows; ++r) {
@@ -297,7 +325,8 @@ void add_tile(const Chunk& chunk, const KV* values, size_t token, size_t tokens)
 
 template <class KV, size_t D>
 void gather_split(const Chunk& chunk, const KV* keys, const KV* values, size_t from, size_t to) {
-  for (size_t t = from; t < to; t += kTileTokens) {
+  const size_t skip = chunk.hidden(0, from, to - from);
+  for (size_t t = from + skip / kTileTokens * kTileTokens; t < to; t += kTileTokens) {
     const size_t n = to - t < kTileTokens ? to - t : kTileTokens;
     score_tile<KV, D>(chunk, keys, t, n);
     for (size_t row = 0; row < chunk.rows; row += kLanes) {
@@ -308,8 +337,9 @@ void gather_split(const Chunk& chunk, const KV* keys, const KV* values, size_t f
 }
 
 void attend_chunk(
-    const HeadShape& shape, size_t kv_head, const float* prepared, const void* keys,
-    const void* values, size_t rows, size_t position, float* out, float* scratch) {
+    const HeadShape& shape, const Softmax& softmax, size_t kv_head, const float* prepared,
+    const void* keys, const void* values, size_t rows, size_t position, float* out,
+    float* scratch) {
   const size_t count = rows * shape.group();
   const size_t heads = (count + kLanes - 1) / kLanes * kLanes;
   const auto take = [&](size_t floats) {
@@ -318,7 +348,7 @@ void attend_chunk(
     return taken;
   };
   Chunk chunk{
-      shape, position, heads, take(kKeyTokens * shape.head_dim), take(kTileTokens * kValueDims),
+      shape, softmax, position, heads, take(kKeyTokens * shape.head_dim), take(kTileTokens * kValueDims),
       take(heads * shape.head_dim), take(heads * kTileTokens), take(heads),
       Partial::at(take(Partial::floats(heads, shape.head_dim)), heads),
       Partial::at(take(Partial::floats(heads, shape.head_dim)), heads)};
@@ -328,14 +358,15 @@ void attend_chunk(
     for_head_dim(shape.head_dim, [&](auto dim) {
       constexpr size_t D = decltype(dim)::value;
       turn_queries<D>(chunk, prepared, count);
-      for (size_t from = 0; from < end; from += kSplitTokens) {
+      const size_t first = softmax.first_seen(position);
+      for (size_t from = first / kSplitTokens * kSplitTokens; from < end; from += kSplitTokens) {
         const size_t to = end - from < kSplitTokens ? end : from + kSplitTokens;
         start(chunk.split, heads, D);
         gather_split<KV, D>(
             chunk, static_cast<const KV*>(keys) + kv_head * D,
             static_cast<const KV*>(values) + kv_head * D, from, to);
         for (size_t i = 0; i < count; ++i) {
-          if (chunk.visible(i, from, kSplitTokens) > 0) {
+          if (chunk.visible(i, from, kSplitTokens) > chunk.hidden(i, from, kSplitTokens)) {
             join(chunk.total.highest[i], chunk.total.weight[i], chunk.total.values + i * D,
                  chunk.split.highest[i], chunk.split.weight[i], chunk.split.values + i * D, D);
           }
@@ -346,7 +377,8 @@ void attend_chunk(
   for (size_t i = 0; i < count; ++i) {
     float* target = out + i / shape.group() * shape.query_floats() +
                     i % shape.group() * shape.head_dim;
-    divide(shape.type, chunk.total.values + i * shape.head_dim, chunk.total.weight[i],
-           shape.head_dim, target);
+    const float weight = with_sink(softmax.sinks, kv_head * shape.group() + i % shape.group(),
+                                   chunk.total.highest[i], chunk.total.weight[i]);
+    divide(shape.type, chunk.total.values + i * shape.head_dim, weight, shape.head_dim, target);
   }
 }

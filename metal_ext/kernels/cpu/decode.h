@@ -116,14 +116,15 @@ inline void fetch_ahead(const KV* head, size_t stride, size_t tokens) {
   }
 }
 
-// Adds the attention over one tile of tokens to `out`, for some KV heads and their query heads.
+// Adds the attention over a tile's tokens [skip, tokens) to `out`, for some KV heads and their query
+// heads.
 template <class KV, size_t D>
 void attend_tile(
-    const HeadShape& shape, const HeadRun& kv_heads, const float* prepared, const KV* keys,
-    const KV* values, size_t tokens, float* scores, Partial& out) {
+    const HeadShape& shape, float softcap, const HeadRun& kv_heads, const float* prepared,
+    const KV* keys, const KV* values, size_t skip, size_t tokens, float* scores, Partial& out) {
   const size_t stride = shape.row_elements();
   const size_t group = shape.group();
-  for (size_t t = 0; t < tokens; t += kScoreStep) {
+  for (size_t t = skip; t < tokens; t += kScoreStep) {
     const size_t n = tokens - t < kScoreStep ? tokens - t : kScoreStep;
     for (size_t kv_head = kv_heads.first; kv_head < kv_heads.end(); ++kv_head) {
       const KV* rows = keys + t * stride;
@@ -141,10 +142,10 @@ void attend_tile(
   }
   float factors[kMaxQueryHeads];
   for (size_t head = kv_heads.first * group; head < kv_heads.end() * group; ++head) {
-    factors[head] =
-        soften(scores + head * kTileTokens, tokens, out.highest[head], out.weight[head]);
+    factors[head] = soften(scores + head * kTileTokens, skip, tokens, softcap, out.highest[head],
+                           out.weight[head]);
   }
-  for (size_t t = 0; t < tokens; t += kValueStep) {
+  for (size_t t = skip; t < tokens; t += kValueStep) {
     const size_t n = tokens - t < kValueStep ? tokens - t : kValueStep;
     for (size_t kv_head = kv_heads.first; kv_head < kv_heads.end(); ++kv_head) {
       const KV* rows = values + t * stride;
@@ -163,8 +164,8 @@ void attend_tile(
 }
 
 void attend_split(
-    const HeadShape& shape, const HeadRun& kv_heads, const float* prepared, const void* keys,
-    const void* values, size_t tokens, Partial out) {
+    const HeadShape& shape, float softcap, const HeadRun& kv_heads, const float* prepared,
+    const void* keys, const void* values, size_t skip, size_t tokens, Partial out) {
   float scores[kMaxQueryHeads * kTileTokens];
   const size_t first = kv_heads.first * shape.group();
   Partial own{out.highest + first, out.weight + first, out.values + first * shape.head_dim};
@@ -173,11 +174,11 @@ void attend_split(
     for_head_dim(shape.head_dim, [&](auto dim) {
       constexpr size_t D = decltype(dim)::value;
       const size_t stride = shape.row_elements();
-      for (size_t t = 0; t < tokens; t += kTileTokens) {
+      for (size_t t = skip / kTileTokens * kTileTokens; t < tokens; t += kTileTokens) {
         const size_t n = tokens - t < kTileTokens ? tokens - t : kTileTokens;
         attend_tile<KV, D>(
-            shape, kv_heads, prepared, static_cast<const KV*>(keys) + t * stride,
-            static_cast<const KV*>(values) + t * stride, n, scores, out);
+            shape, softcap, kv_heads, prepared, static_cast<const KV*>(keys) + t * stride,
+            static_cast<const KV*>(values) + t * stride, skip > t ? skip - t : 0, n, scores, out);
       }
     });
   });

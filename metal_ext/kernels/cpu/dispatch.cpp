@@ -116,6 +116,19 @@ Activations activations_of(const std::string& name) {
   throw std::invalid_argument("activations are float32, bfloat16 or int8, not '" + name + "'");
 }
 
+Gate gate_of(const std::string& name) {
+  if (name == "silu") {
+    return Gate::silu;
+  }
+  if (name == "gelu_tanh") {
+    return Gate::gelu_tanh;
+  }
+  if (name == "clamped_silu") {
+    return Gate::clamped_silu;
+  }
+  throw std::invalid_argument("a gate is silu, gelu_tanh or clamped_silu, not '" + name + "'");
+}
+
 bool supports_head_dim(size_t head_dim) {
   bool found = false;
   for_head_dim(head_dim, [&](auto) { found = true; });

@@ -18,6 +18,9 @@ const Kernels& select(const std::string& name);
 // Converts "float32", "bfloat16" or "int8". Throws std::invalid_argument for other names.
 Activations activations_of(const std::string& name);
 
+// Converts "silu", "gelu_tanh" or "clamped_silu". Throws std::invalid_argument for other names.
+Gate gate_of(const std::string& name);
+
 // Returns true if the kernels were built for heads of `head_dim` dimensions.
 bool supports_head_dim(size_t head_dim);
 

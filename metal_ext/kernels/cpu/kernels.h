@@ -55,6 +55,18 @@ struct HeadShape {
   constexpr size_t row_bytes() const { return row_elements() * size_of(type); }
 };
 
+// What a layer's softmax has beside a scale.
+struct Softmax {
+  size_t window = SIZE_MAX;      // the number of newest positions that a row sees, with its own
+  float softcap = 0.0f;          // scores become softcap * tanh(score / softcap), unless it is 0
+  const float* sinks = nullptr;  // [query_heads]: logits of a key without a value, or null
+
+  // Returns the first position that the row at `position` sees. Kernels read no row before it.
+  constexpr size_t first_seen(size_t position) const {
+    return position < window ? 0 : position + 1 - window;
+  }
+};
+
 // The KV heads [first, first + count) of a layer.
 struct HeadRun {
   size_t first;
@@ -81,13 +93,20 @@ constexpr size_t kChunkRows = 32;
 constexpr size_t kKeyTokens = 16;
 constexpr size_t kValueDims = 64;
 
+// What a gated MLP makes of the outputs g and u of its matrices "gate" and "up".
+enum class Gate {
+  silu,          // g * sigmoid(g) * u
+  gelu_tanh,     // gelu(g) * u, with the approximation of gelu by tanh
+  clamped_silu,  // g * sigmoid(1.702 g) * (u + 1), of g up to 7 and u from -7 to 7
+};
+
 // The operations on one float32 row between a layer's matrix products. `out` may equal an input.
 struct LayerKernels {
   // Computes x / sqrt(mean(x^2) + eps) * weight, [n] each.
   void (*rms_norm)(const float* x, const float* weight, float eps, size_t n, float* out);
 
-  // Computes SiLU(gates) * up, [n] each.
-  void (*gate)(const float* gates, const float* up, size_t n, float* out);
+  // Gates `up`, [n] each.
+  void (*gate)(Gate, const float* gates, const float* up, size_t n, float* out);
 
   // Rotates a head by RoPE. `angles` has head_dim / 2 cosines, then as many sines.
   void (*rotate)(const float* x, const float* angles, size_t head_dim, float* out);
@@ -164,20 +183,23 @@ struct Kernels {
   // Sets `target` to the queries [query_heads][head_dim] times `scale`, in kernel order.
   void (*prepare_queries)(const HeadShape&, const float* queries, float scale, float* target);
 
-  // Computes the attention of one row over `tokens` (1 to kSplitTokens) keys, for some KV heads.
-  // Writes only those parts of `out` that belong to the query heads of these KV heads.
+  // Computes the attention of one row over the keys [skip, tokens) of a split, for some KV heads.
+  // `keys` and `values` point to the split's first position; `tokens` is 1 to kSplitTokens. Writes
+  // only those parts of `out` that belong to the query heads of these KV heads.
   void (*attend_split)(
-      const HeadShape&, const HeadRun& kv_heads, const float* prepared, const void* keys,
-      const void* values, size_t tokens, Partial out);
+      const HeadShape&, float softcap, const HeadRun& kv_heads, const float* prepared,
+      const void* keys, const void* values, size_t skip, size_t tokens, Partial out);
 
   // Combines a row's `count` adjacent partials into out [query_heads][head_dim], in natural order.
-  void (*finish)(const HeadShape&, const float* partials, size_t count, float* out);
+  void (*finish)(
+      const HeadShape&, const float* sinks, const float* partials, size_t count, float* out);
 
   // Computes the attention of `rows` (1 to kChunkRows) rows from `position` on, for one KV head. A
-  // row attends to all keys up to its own. `prepared` and `out` point to the KV head's first query
-  // head in the first row; rows are query_floats() apart. `keys` and `values` point to position 0.
+  // row attends to the keys that it sees up to its own. `prepared` and `out` point to the KV head's
+  // first query head in the first row; rows are query_floats() apart. `keys` and `values` point to
+  // position 0.
   void (*attend_chunk)(
-      const HeadShape&, size_t kv_head, const float* prepared, const void* keys,
+      const HeadShape&, const Softmax&, size_t kv_head, const float* prepared, const void* keys,
       const void* values, size_t rows, size_t position, float* out, float* scratch);
 
   LinearKernels linear;

@@ -53,16 +53,36 @@ void rms_norm(const float* x, const float* weight, float eps, size_t n, float* o
   });
 }
 
-// Returns x / (1 + e^-x). Only exponentials of negative numbers are computed: they cannot overflow.
-inline Vec silu(Vec x) {
+// Returns 1 / (1 + e^-x). Only exponentials of negative numbers are computed: they cannot overflow.
+inline Vec sigmoid(Vec x) {
   const Vec small = exp_of_negative(x < Vec{} ? x : -x);
-  const Vec share = (x < Vec{} ? small : all(1.0f)) / (all(1.0f) + small);
-  return x * share;
+  return (x < Vec{} ? small : all(1.0f)) / (all(1.0f) + small);
 }
 
-void gate(const float* gates, const float* up, size_t n, float* out) {
+inline Vec silu(Vec x) { return x * sigmoid(x); }
+
+// Returns x / 2 * (1 + tanh(y)) = x * sigmoid(2 y) with y = sqrt(2 / pi) * (x + 0.044715 x^3).
+inline Vec gelu_tanh(Vec x) {
+  const Vec cubed = all(0.044715f) * (x * x) * x;
+  return x * sigmoid(all(1.5957691216f) * (x + cubed));
+}
+
+inline Vec clamped_silu(Vec gates, Vec up) {
+  const Vec most = all(7.0f);
+  const Vec g = gates > most ? most : gates;
+  const Vec u = up > most ? most : (up < -most ? -most : up);
+  return g * sigmoid(all(1.702f) * g) * (u + all(1.0f));
+}
+
+void gate(Gate kind, const float* gates, const float* up, size_t n, float* out) {
   for_each_vec(n, [&](size_t i, size_t count) {
-    store_some(out + i, silu(load_some(gates + i, count)) * load_some(up + i, count), count);
+    const Vec g = load_some(gates + i, count);
+    const Vec u = load_some(up + i, count);
+    switch (kind) {
+      case Gate::silu: return store_some(out + i, silu(g) * u, count);
+      case Gate::gelu_tanh: return store_some(out + i, gelu_tanh(g) * u, count);
+      case Gate::clamped_silu: return store_some(out + i, clamped_silu(g, u), count);
+    }
   });
 }
 

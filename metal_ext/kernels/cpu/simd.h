@@ -133,6 +133,21 @@ inline Vec exp_of_negative(Vec x) {
   return x < lowest ? all(0.0f) : p * reinterpret_cast<Vec>(power);
 }
 
+// Returns tanh(x), to 3 ulp. Where e^-2x would cancel, it is Cephes' polynomial.
+inline Vec tanh_of(Vec x) {
+  const Vec size = x < Vec{} ? -x : x;
+  const Vec small = exp_of_negative(all(-2.0f) * size);
+  const Vec square = x * x;
+  Vec p = all(-5.70498872745e-3f);
+  p = fma(p, square, all(2.06390887954e-2f));
+  p = fma(p, square, all(-5.37397155531e-2f));
+  p = fma(p, square, all(1.33314422036e-1f));
+  p = fma(p, square, all(-3.33332819422e-1f));
+  const Vec near = fma(p * square, size, size);
+  const Vec result = size < all(0.625f) ? near : (all(1.0f) - small) / (all(1.0f) + small);
+  return x < Vec{} ? -result : result;
+}
+
 template <class Body>
 void with_type(KVType type, const Body& body) {
   if (type == KVType::bfloat16) {

@@ -14,11 +14,24 @@ inline void start(Partial& state, size_t heads, size_t head_dim) {
   }
 }
 
-// Does one step of the softmax: replaces n scores by weights, and updates the row's highest score
-// and sum of weights. Returns the factor by which earlier sums of values must be multiplied.
-inline float soften(float* scores, size_t n, float& highest, float& weight) {
+// Replaces `count` scores, whole vectors of them, by softcap * tanh(score / softcap), unless it is 0.
+inline void cap_scores(float* scores, size_t count, float softcap) {
+  for (size_t t = 0; softcap != 0.0f && t < count; t += kLanes) {
+    store(scores + t, all(softcap) * tanh_of(load(scores + t) / all(softcap)));
+  }
+}
+
+// Does one step of the softmax: replaces the scores [skip, n) by weights and those before them by 0.
+// Updates the row's highest score and sum of weights. Returns the factor by which earlier sums of
+// values must be multiplied. A weight's lane follows from its position, whatever is skipped.
+inline float soften(
+    float* scores, size_t skip, size_t n, float softcap, float& highest, float& weight) {
   Vec best = all(highest);
   const size_t end = (n + kLanes - 1) / kLanes * kLanes;
+  cap_scores(scores, end, softcap);
+  for (size_t t = 0; t < skip; ++t) {
+    scores[t] = kHidden;
+  }
   for (size_t t = n; t < end; ++t) {
     scores[t] = kHidden;
   }
@@ -52,8 +65,19 @@ inline void join(
   highest = raised;
 }
 
+// Returns the sum of weights with that of the head's sink, if it has one.
+inline float with_sink(const float* sinks, size_t head, float highest, float weight) {
+  if (sinks == nullptr) {
+    return weight;
+  }
+  const float raised = highest > sinks[head] ? highest : sinks[head];
+  const Vec own = exp_of_negative(all(sinks[head] - raised));
+  return weight + own[0] / exp_of_negative(all(highest - raised))[0];
+}
+
 // Combines the partial results of one row over parts of its keys, in order.
-void finish(const HeadShape& shape, const float* partials, size_t count, float* out) {
+void finish(
+    const HeadShape& shape, const float* sinks, const float* partials, size_t count, float* out) {
   const size_t size = Partial::floats(shape.query_heads, shape.head_dim);
   float joined[kMaxHeadDim];
   for (size_t head = 0; head < shape.query_heads; ++head) {
@@ -68,6 +92,7 @@ void finish(const HeadShape& shape, const float* partials, size_t count, float* 
       join(highest, weight, joined, part.highest[head], part.weight[head],
            part.values + head * shape.head_dim, shape.head_dim);
     }
-    divide(shape.type, joined, weight, shape.head_dim, out + head * shape.head_dim);
+    divide(shape.type, joined, with_sink(sinks, head, highest, weight), shape.head_dim,
+           out + head * shape.head_dim);
   }
 }

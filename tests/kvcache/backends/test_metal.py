@@ -418,7 +418,7 @@ def test_decoding_rows_and_chunks_see_exactly_their_own_past(device: Device, kin
             past[seq].append(mx.stack([keys, values])[:, first : first + count])
             first += count
         views.append(1, keys, keys, values, None)
-        got = views.attend(1, queries, 0.125)
+        got = views.attend(1, queries, metal_ext.Softmax(0.125))
         mx.eval(views.step_end([got]))
         assert got.dtype == mx.bfloat16
         first = 0
@@ -480,7 +480,7 @@ def test_a_wide_head_keeps_no_scores(device: Device, monkeypatch: pytest.MonkeyP
         backend.finish_mappings()
         rows, (layer,) = backend.rows([Segment(0, 0, count)]), layer_regions(its)
         queries = mx.ones((count, 2, head_dim))
-        rows.chunk_attention(mx.zeros((1,)), layer, queries, 0, 1.0)
+        rows.chunk_attention(mx.zeros((1,)), layer, queries, 0, metal_ext.Softmax(1.0))
     assert asked == [True, False, False]
 
 

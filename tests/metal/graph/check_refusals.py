@@ -44,7 +44,8 @@ class Set:
     def decode(self, **changes: object) -> object:
         arguments = {
             "token": self.token, "queries": self.queries, "rows": self.rows, "first_row": 0,
-            "layer": self.layer, "kv_heads": 2, "scale": 0.1, "workers": self.stage.kv_backend,
+            "layer": self.layer, "kv_heads": 2, "softmax": metal_ext.Softmax(0.1),
+            "workers": self.stage.kv_backend,
         }  # fmt: skip
         return metal_ext.decode_attention(**(arguments | changes))  # type: ignore[call-overload]
 

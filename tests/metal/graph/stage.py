@@ -209,9 +209,9 @@ class Stage:
 
     def decode(self, rows: MetalRows, layer: int, first: int, queries: mx.array) -> mx.array:
         token, heads = self.tokens[layer], self.shape.kv_heads
-        scale = self.shape.head_dim**-0.5
+        softmax = metal_ext.Softmax(self.shape.head_dim**-0.5)
         return metal_ext.decode_attention(
-            token, queries, rows, first, self.layers[layer], heads, scale, self.kv_backend
+            token, queries, rows, first, self.layers[layer], heads, softmax, self.kv_backend
         )
 
     def past(

@@ -1,3 +1,5 @@
+#include <stdexcept>
+
 #include "ops/checks.h"
 #include "ops/metal/layer_rows.h"
 #include "ops/metal/ops.h"
@@ -71,7 +73,11 @@ struct Decode {
 
 mx::array device::decode_attention(
     const mx::array& token, const mx::array& queries, const DeviceRows& rows, int64_t first_row,
-    const Layer& layer, int64_t kv_heads, double scale, const DeviceMemory& kv_backend) {
+    const Layer& layer, int64_t kv_heads, const Softmax& softmax,
+    const DeviceMemory& kv_backend) {
+  if (softmax.window != SIZE_MAX || softmax.softcap != 0.0f || softmax.sinks) {
+    throw std::invalid_argument("a GPU's attention has no window, softcap or sinks");
+  }
   check_rows_of("decode_attention", *rows, kv_backend);
   check_device_rows("queries", queries);
   checked_run("rows of the table", first_row, queries.shape(0), rows->size());
@@ -82,7 +88,7 @@ mx::array device::decode_attention(
   const int head_dim = queries.shape(2);
   const DecodeCut& cut = rows->decode_cut(first, static_cast<size_t>(queries.shape(0)));
   Decode decode{
-      rows, place, heads, first, static_cast<float>(scale),
+      rows, place, heads, first, softmax.scale,
       metal::decode_split_kernel(type, place.kv, head_dim, place.kind),
       metal::decode_combine_kernel(type, head_dim), cut.count, cut.combines};
   return mx::array(

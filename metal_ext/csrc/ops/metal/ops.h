@@ -25,7 +25,8 @@ mx::array append(
 
 mx::array decode_attention(
     const mx::array& token, const mx::array& queries, const DeviceRows& rows, int64_t first_row,
-    const Layer& layer, int64_t kv_heads, double scale, const DeviceMemory& kv_backend);
+    const Layer& layer, int64_t kv_heads, const Softmax& softmax,
+    const DeviceMemory& kv_backend);
 
 std::pair<mx::array, mx::array> project_append(
     const mx::array& token, const mx::array& queries, const mx::array& keys,
