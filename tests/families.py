@@ -94,6 +94,43 @@ QWEN3_MOE: dict[str, Any] = {
     "mlp_only_layers": [],
 }
 """Fields of config.json."""
+GEMMA2: dict[str, Any] = {
+    "model_type": "gemma2",
+    "architectures": ["Gemma2ForCausalLM"],
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+    "sliding_window": 40,
+    "rope_theta": ...,
+    "tie_word_embeddings": ...,
+}
+GEMMA3: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 40,
+    "sliding_window_pattern": 3,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "tie_word_embeddings": ...,
+}
+GPT_OSS: dict[str, Any] = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": 40,
+    "swiglu_limit": 7.0,
+    "rope_theta": 150_000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 64,
+    },
+}
 ROUTERS = {"mlp.gate": {"bits": 8, "group_size": 64}}
 """As mlx-lm packs them beside experts of 4 bits."""
 

@@ -72,7 +72,8 @@ def _classes_of(checkpoint: Checkpoint, config: dict[str, Any]) -> tuple[type, t
     class NamedModel(model):  # type: ignore[misc, valid-type]
         def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
             """Without the head that nobody uses."""
-            kept: dict[str, mx.array] = super().sanitize(weights)
+            own = getattr(super(), "sanitize", dict)  # Gemma 2's class has none
+            kept: dict[str, mx.array] = own(weights)
             start = "model." if not checkpoint.naming.prefix else ""
             heads = {name for name in kept if name.startswith("lm_head.")}
             named = {start + name: kept[name] for name in kept.keys() - heads}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.models.config import ModelConfig, Quantization
-from engine.models.expert_tensors import refuse_grouped_apart
+from engine.models.expert_tensors import headers_by_mlx, refuse_grouped_apart
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import (
     CheckpointError,
@@ -132,7 +132,7 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
     Raises CheckpointError, which names the file and field."""
     config = ModelConfig(path)
     spec = read_spec(config)
-    tensors = read_tensors(path)
+    tensors = headers_by_mlx(read_tensors(path))
     if "tie_word_embeddings" not in config.text.values:
         has_head = any(name.endswith(HEAD_NAME) for name in tensors)
         spec = replace(spec, tied_embeddings=spec.tied_embeddings and not has_head)

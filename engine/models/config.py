@@ -8,11 +8,12 @@ from pathlib import Path
 from engine.models.safetensors_headers import CheckpointError, read_json
 
 AFFINE = "affine"
+MXFP4 = "mxfp4"
 MAX_NUMBER = 2**63
 # The bits and group sizes of each of MLX's quantization modes (mlx.core.quantize).
 MODES = {
     AFFINE: ((1, 2, 3, 4, 5, 6, 8), (32, 64, 128)),
-    "mxfp4": ((4,), (32,)),
+    MXFP4: ((4,), (32,)),
     "mxfp8": ((8,), (32,)),
     "nvfp4": ((4,), (16,)),
 }
@@ -96,7 +97,7 @@ class ModelConfig:
     def refuse_foreign_quantization(self) -> None:
         packing = self.values.get("quantization_config")
         method = packing.get("quant_method") if isinstance(packing, dict) else None
-        if method is not None and "quantization" not in self.values:
+        if method not in (None, MXFP4) and "quantization" not in self.values:
             raise CheckpointError(
                 f"{self.file}: quantization_config.quant_method is {method!r}; quire serves "
                 "unquantised models and those that MLX has packed: look for this one in 4 bits at "
@@ -106,7 +107,8 @@ class ModelConfig:
     def quantization(self, layer: str) -> Quantization | None:
         default = self.values.get("quantization")
         if not isinstance(default, dict):
-            return None
+            blocks = isinstance(self.values.get("quantization_config"), dict)
+            return Quantization(4, 32, MXFP4) if blocks and ".experts." in layer else None
         chosen = default[layer] if self.names_layer(layer) else default
         mode = chosen.get("mode", AFFINE)
         if not isinstance(mode, str) or mode not in MODES:

@@ -9,9 +9,15 @@ import mlx.core as mx
 
 import metal_ext
 from engine.models.expert_tensors import ExpertMatrix
-from engine.models.forward import conv_by_taps, gated_delta, qk_transforms, split_gate
+from engine.models.forward import (
+    conv_by_taps,
+    gated_delta,
+    qk_transforms,
+    softmaxes,
+    split_gate,
+)
 from engine.models.mlx_ops import MlxOps
-from engine.models.spec import Attention, Experts, GatedDeltaNet, Mlp, ModelSpec
+from engine.models.spec import Attention, DenseMlp, Experts, Gate, GatedDeltaNet, Mlp, ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
 from engine.models.tensors import (
     PLAIN_MODES,
@@ -34,10 +40,29 @@ class PackedDense:
     gate_up: metal_ext.PackedLinear
     down: metal_ext.PackedLinear
 
+    gate: Gate = Gate.SILU
+
     def added(
-        self, x: mx.array, norm: mx.array, eps: float, workers: metal_ext.CpuWorkers
+        self,
+        x: mx.array,
+        norm: mx.array,
+        eps: float,
+        workers: metal_ext.CpuWorkers,
+        post_norm: mx.array | None,
     ) -> mx.array:
-        return metal_ext.gated_mlp(x, norm, eps, self.gate_up, self.down, workers)
+        made = metal_ext.gated_mlp(
+            x,
+            norm,
+            eps,
+            self.gate_up,
+            self.down,
+            workers,
+            gate=self.gate.value,
+            adds=post_norm is None,
+        )
+        if post_norm is None:
+            return made
+        return metal_ext.rms_norm(made, post_norm, eps, workers, residual=x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +75,18 @@ class PackedMixture:
     gate_up: metal_ext.PackedExperts
     down: metal_ext.PackedExperts
     shared: PackedDense | None
+    biases: tuple[mx.array, mx.array, mx.array] | None
+    """The biases of the router, of gate and up, and of down, of all experts."""
 
     def added(
-        self, x: mx.array, norm: mx.array, eps: float, workers: metal_ext.CpuWorkers
+        self,
+        x: mx.array,
+        norm: mx.array,
+        eps: float,
+        workers: metal_ext.CpuWorkers,
+        post_norm: mx.array | None,
     ) -> mx.array:
+        assert post_norm is None, "no family has mixtures with such norms"
         return metal_ext.mixture_mlp(
             x,
             norm,
@@ -65,6 +98,8 @@ class PackedMixture:
             self.spec.normalised,
             None if self.shared is None else (self.shared.gate_up, self.shared.down),
             workers,
+            gate=self.spec.gate.value,
+            biases=self.biases,
         )
 
 
@@ -88,6 +123,7 @@ class PackedAttention:
     bias: mx.array | None
     transform: metal_ext.QKTransform
     output: metal_ext.PackedLinear
+    output_bias: mx.array | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +135,7 @@ class PackedDelta:
     """The indices where parts of an output row end: queries with keys and values, gate, beta."""
     delta: metal_ext.GatedDelta
     output: metal_ext.PackedLinear
+    output_bias: None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +144,10 @@ class PackedLayer:
 
     mixer_norm: mx.array
     mixer: PackedAttention | PackedDelta
+    mixer_post_norm: mx.array | None
     mlp_norm: mx.array
     mlp: PackedMlp
+    mlp_post_norm: mx.array | None
 
 
 class CpuOps:
@@ -129,6 +168,7 @@ class CpuOps:
         self._eps = spec.norm_eps
         self._workers = workers
         self._places = spec.places
+        self._embedding_scale = spec.embedding_scale
         # These dicts are keyed by the name of the first matrix of each product.
         products: dict[str, metal_ext.PackedLinear] = {}
         stacks: dict[str, metal_ext.PackedExperts] = {}
@@ -146,9 +186,14 @@ class CpuOps:
             if (bias := _bias(matrices)) is not None:
                 biases[name] = bias
             del matrices  # free the memory before more weights are read
-        vectors = {vector.name: _float32(stored.vector(vector)) for vector in tensors.vectors}
+        vectors = {
+            vector.name: _float32(stored.vector(vector)) + spec.norm_offset
+            for vector in tensors.vectors
+        }
+        mx.eval(vectors)
         vectors |= {each.name: _float32(stored.constant(each)) for each in tensors.constants}
         transforms = iter(qk_transforms(spec, tensors, vectors))
+        self.softmaxes = softmaxes(spec, tensors, vectors)
 
         def packed_mixer(
             mixer: Attention | GatedDeltaNet, at: AttentionTensors | DeltaTensors
@@ -170,14 +215,17 @@ class CpuOps:
                 biases.get(name),
                 next(transforms),
                 output,
+                biases.get(at.output.name),
             )
 
         self._layers = [
             PackedLayer(
                 vectors[at.mixer_norm.name],
                 packed_mixer(layer.mixer, at.mixer),
+                None if at.mixer_post_norm is None else vectors[at.mixer_post_norm.name],
                 vectors[at.mlp_norm.name],
-                _packed_mlp(layer.mlp, at.mlp, products, stacks),
+                _packed_mlp(layer.mlp, at.mlp, products, stacks, biases),
+                None if at.mlp_post_norm is None else vectors[at.mlp_post_norm.name],
             )
             for layer, at in zip(spec.layers, tensors.layers, strict=True)
         ]
@@ -187,7 +235,8 @@ class CpuOps:
         mx.clear_cache()
 
     def embed(self, token_ids: mx.array) -> mx.array:
-        return metal_ext.packed_rows(token_ids, self._embedding, self._workers)
+        rows = metal_ext.packed_rows(token_ids, self._embedding, self._workers)
+        return rows if self._embedding_scale == 1 else self._embedding_scale * rows
 
     def project(self, number: int, x: mx.array, views: KVViews) -> tuple[mx.array, mx.array | None]:
         layer, bias = self._layers[number], None
@@ -220,11 +269,18 @@ class CpuOps:
         return views.recur(self._places[number], qkv, z, a, b, net.delta)
 
     def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
-        return metal_ext.linear(mixed, self._layers[number].mixer.output, self._workers, residual=x)
+        layer = self._layers[number]
+        mixer, post_norm = layer.mixer, layer.mixer_post_norm
+        if post_norm is None:
+            residual = x if mixer.output_bias is None else x + mixer.output_bias
+            return metal_ext.linear(mixed, mixer.output, self._workers, residual=residual)
+        assert mixer.output_bias is None, "no family has both"
+        made = metal_ext.linear(mixed, mixer.output, self._workers)
+        return metal_ext.rms_norm(made, post_norm, self._eps, self._workers, residual=x)
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
         layer = self._layers[number]
-        return layer.mlp.added(x, layer.mlp_norm, self._eps, self._workers)
+        return layer.mlp.added(x, layer.mlp_norm, self._eps, self._workers, layer.mlp_post_norm)
 
     def norm(self, x: mx.array) -> mx.array:
         return metal_ext.rms_norm(x, self._norm, self._eps, self._workers)
@@ -254,8 +310,9 @@ class RotatedCpuOps(MlxOps):
     def _rows(self, token_ids: mx.array, matrix: Matrix) -> mx.array:
         return metal_ext.packed_rows(token_ids, self._packed[matrix.name], self._workers)
 
-    def _dense(self, x: mx.array, tensors: DenseTensors) -> mx.array:
+    def _dense(self, x: mx.array, tensors: DenseTensors, kind: Gate = Gate.SILU) -> mx.array:
         gate, up = self._multiply_each(x, tensors.gate_up)
+        assert kind is Gate.SILU, "no family with rotated inputs has another gate"
         return self._multiply(gate * mx.sigmoid(gate) * up, tensors.down)
 
     def _normed(self, x: mx.array, norm: Vector) -> mx.array:
@@ -270,19 +327,24 @@ def _packed_mlp(
     tensors: MlpTensors,
     products: Mapping[str, metal_ext.PackedLinear],
     stacks: Mapping[str, metal_ext.PackedExperts],
+    biases: Mapping[str, mx.array],
 ) -> PackedMlp:
-    def dense(mlp_tensors: DenseTensors) -> PackedDense:
-        return PackedDense(products[mlp_tensors.gate_up[0].name], products[mlp_tensors.down.name])
+    def dense(mlp_tensors: DenseTensors, gate: Gate = Gate.SILU) -> PackedDense:
+        gate_up, down = mlp_tensors.gate_up[0].name, mlp_tensors.down.name
+        return PackedDense(products[gate_up], products[down], gate)
 
     if isinstance(tensors, DenseTensors):
-        return dense(tensors)
+        assert isinstance(mlp, DenseMlp)
+        return dense(tensors, mlp.gate)
     assert isinstance(mlp, Experts)
+    router, gate_up, down = tensors.router[0].name, tensors.gate_up[0].name, tensors.down.name
     return PackedMixture(
         mlp,
-        products[tensors.router[0].name],
-        stacks[tensors.gate_up[0].name],
-        stacks[tensors.down.name],
+        products[router],
+        stacks[gate_up],
+        stacks[down],
         None if tensors.shared is None else dense(tensors.shared),
+        (biases[router], biases[gate_up], biases[down]) if mlp.biases else None,
     )
 
 
@@ -295,7 +357,7 @@ def _routers(tensors: ModelTensors) -> set[str]:
 
 def _bias(matrices: Sequence[StoredMatrix]) -> mx.array | None:
     parts = [matrix.bias for matrix in matrices if matrix.bias is not None]
-    return _float32(mx.concatenate(parts)) if parts else None
+    return _float32(mx.concatenate(parts, axis=-1)) if parts else None
 
 
 def pack_linear(

@@ -1,11 +1,13 @@
 """The names of experts' tensors in each of the three conventions that checkpoints use."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from engine.models.safetensors_headers import CheckpointError
+import mlx.core as mx
+
+from engine.models.safetensors_headers import CheckpointError, Tensor
 
 STACK = "mlp.switch_mlp"
 EXPERTS = "mlp.experts"
@@ -20,6 +22,8 @@ class ExpertNames(Enum):
     """Qwen3's convention, with a tensor per expert: ``mlp.experts.7.gate_proj.weight``."""
     FUSED = "fused"
     """Qwen3.5's convention: ``mlp.experts.gate_up_proj [experts, outputs, inputs]``, gate first."""
+    ALTERNATING = "alternating"
+    """gpt-oss's: ``mlp.experts.gate_up_proj.weight``, whose rows are of gate and of up in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,9 @@ class ExpertMatrix:
     outputs: int
     inputs: int
     names: ExpertNames
+    has_bias: bool = False
+    alternates: bool = False
+    """Whether rows of gate and up alternate in the files. Reading sorts them, gate first."""
 
     @property
     def layers(self) -> list[str]:
@@ -48,19 +55,24 @@ class ExpertMatrix:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         experts = () if self.names is ExpertNames.APART else (self.experts,)
-        return dict.fromkeys(self.weights, (*experts, self.outputs, self.inputs))
+        weights = dict.fromkeys(self.weights, (*experts, self.outputs, self.inputs))
+        bias = {f"{self.name}.bias": (self.experts, self.outputs)} if self.has_bias else {}
+        return weights | bias
 
 
 def expert_matrices(
-    layer: str, names: ExpertNames, experts: int, hidden: int, inner: int
+    layer: str, names: ExpertNames, experts: int, hidden: int, inner: int, *, biases: bool = False
 ) -> tuple[tuple[ExpertMatrix, ...], ExpertMatrix]:
-    """Return the gate and up-projections (joined in one stack if FUSED) and the down-projection."""
-    at = f"{layer}.{STACK if names is ExpertNames.STACKED else EXPERTS}"
-    down = ExpertMatrix(f"{at}.down_proj", experts, hidden, inner, names)
-    if names is ExpertNames.FUSED:
-        return (ExpertMatrix(f"{at}.gate_up_proj", experts, 2 * inner, hidden, names),), down
+    """Return the gate and up-projections (joined in one stack if FUSED or ALTERNATING) and the
+    down-projection. Experts with biases are gpt-oss's, which MLX does not rename."""
+    at = f"{layer}.{EXPERTS if biases or names is not ExpertNames.STACKED else STACK}"
+    down = ExpertMatrix(f"{at}.down_proj", experts, hidden, inner, names, biases)
+    if names in (ExpertNames.FUSED, ExpertNames.ALTERNATING):
+        alternates = names is ExpertNames.ALTERNATING
+        both = f"{at}.gate_up_proj"
+        return (ExpertMatrix(both, experts, 2 * inner, hidden, names, biases, alternates),), down
     gate, up = (
-        ExpertMatrix(f"{at}.{which}_proj", experts, inner, hidden, names)
+        ExpertMatrix(f"{at}.{which}_proj", experts, inner, hidden, names, biases)
         for which in ("gate", "up")
     )
     return (gate, up), down
@@ -68,10 +80,48 @@ def expert_matrices(
 
 def find_expert_names(tensors: Iterable[str]) -> ExpertNames:
     for name in tensors:
-        if f".{EXPERTS}." in name:
-            fused = name.endswith((".gate_up_proj", ".down_proj"))
-            return ExpertNames.FUSED if fused else ExpertNames.APART
+        _, found, place = name.partition(f".{EXPERTS}.")
+        if place.startswith("gate_up_proj."):
+            return ExpertNames.ALTERNATING
+        if place in ("gate_up_proj", "down_proj"):
+            return ExpertNames.FUSED
+        if found and place[0].isdigit():
+            return ExpertNames.APART
     return ExpertNames.STACKED
+
+
+# The ends of the names that the hub has for experts in MXFP4, and MLX's. A block is 16 bytes.
+BLOCK_NAMES = {"_blocks": ".weight", "_scales": ".scales", "_bias": ".bias"}
+
+
+def named_as_mlx(name: str) -> str:
+    """Return MLX's name for a tensor of experts in blocks, and any other name unchanged."""
+    end = next((end for end in BLOCK_NAMES if f".{EXPERTS}." in name and name.endswith(end)), None)
+    return name if end is None else name.removesuffix(end) + BLOCK_NAMES[end]
+
+
+def headers_by_mlx(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of files as ``arrays_by_mlx`` changes them."""
+    return {
+        named_as_mlx(name): replace(tensor, dtype="U32", shape=_words(tensor.shape))
+        if name.endswith("_blocks")
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _words(shape: tuple[int, ...]) -> tuple[int, ...]:
+    *rows, groups, bytes_of_group = shape
+    return (*rows, groups * bytes_of_group // 4)
+
+
+def arrays_by_mlx(arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Return experts in blocks ``[..., groups, 16]`` uint8 as MLX has them: words ``[..., words]``
+    uint32, under its names."""
+    return {
+        named_as_mlx(name): array.view(mx.uint32).flatten(-2) if name.endswith("_blocks") else array
+        for name, array in arrays.items()
+    }
 
 
 def refuse_grouped_apart(path: Path, names: ExpertNames, tensors: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 import metal_ext
 from engine.models.spec import Attention, GatedDeltaNet, ModelSpec
-from engine.models.tensors import AttentionTensors, DeltaTensors, ModelTensors
+from engine.models.tensors import DeltaTensors, ModelTensors
 from kvcache.views import KVViews
 
 
@@ -22,6 +22,10 @@ class Ops(Protocol):
     @property
     def weights(self) -> Sequence[mx.array]:
         """Return the weights that are MLX arrays. (A CPU's packed weights are no MLX arrays.)"""
+
+    @property
+    def softmaxes(self) -> Sequence[metal_ext.Softmax]:
+        """Return the softmax of each attention layer."""
 
     def embed(self, token_ids: mx.array) -> mx.array:
         """Return the embeddings ``[T, hidden]`` of int32 token ids ``[T]``."""
@@ -52,6 +56,7 @@ class Forward:
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
         self.ops = ops
         self._layers = list(zip(spec.layers, spec.places, strict=True))
+        self._softcap = spec.logit_softcap
 
     @property
     def weights(self) -> Sequence[mx.array]:
@@ -78,12 +83,28 @@ class Forward:
         if not isinstance(layer.mixer, Attention):
             return self.ops.recur(number, x, views)
         queries, gate = self.ops.project(number, x, views)
-        attended = views.attend(place, queries, metal_ext.Softmax(layer.mixer.scale))
+        attended = views.attend(place, queries, self.ops.softmaxes[place])
         return attended if gate is None else attended * mx.sigmoid(gate)
 
     def head(self, states: mx.array) -> mx.array:
         """Return the logits ``[R, vocab]`` of hidden states ``[R, hidden]``."""
-        return self.ops.head(states)
+        logits = self.ops.head(states)
+        return self._softcap * mx.tanh(logits / self._softcap) if self._softcap else logits
+
+
+def softmaxes(
+    spec: ModelSpec, tensors: ModelTensors, constants: Mapping[str, mx.array]
+) -> list[metal_ext.Softmax]:
+    """Return the softmax of each attention layer. ``constants`` has the sinks (float32)."""
+    return [
+        metal_ext.Softmax(
+            each.scale,
+            window=each.window,
+            softcap=each.softcap,
+            sinks=None if at.sinks is None else constants[at.sinks.name],
+        )
+        for each, at in zip(spec.attentions, tensors.attentions, strict=True)
+    ]
 
 
 def qk_transforms(
@@ -96,9 +117,8 @@ def qk_transforms(
         )
         for its in spec.attentions
     }
-    places = [layer.mixer for layer in tensors.layers if isinstance(layer.mixer, AttentionTensors)]
     transforms = []
-    for attention, at in zip(spec.attentions, places, strict=True):
+    for attention, at in zip(spec.attentions, tensors.attentions, strict=True):
         norms = None
         if at.query_norm is not None and at.key_norm is not None:
             norms = (vectors[at.query_norm.name], vectors[at.key_norm.name], spec.norm_eps)

@@ -1,12 +1,19 @@
 """A model's operations on a GPU, with MLX's own kernels."""
 
+import math
 from collections.abc import Callable
 
 import mlx.core as mx
 
 import metal_ext
-from engine.models.forward import conv_by_taps, gated_delta, qk_transforms, split_gate
-from engine.models.spec import Attention, Experts, GatedDeltaNet, ModelSpec
+from engine.models.forward import (
+    conv_by_taps,
+    gated_delta,
+    qk_transforms,
+    softmaxes,
+    split_gate,
+)
+from engine.models.spec import Attention, Experts, Gate, GatedDeltaNet, ModelSpec
 from engine.models.stored import StoredMatrix, StoredWeights
 from engine.models.tensors import (
     AttentionTensors,
@@ -26,8 +33,8 @@ LEAST_SORTED_PAIRS = 64
 # Less than 65504, because bfloat16 rounds the numbers of which K and V are made.
 LARGEST_FLOAT16 = 60000
 
-Gate = Callable[[mx.array, mx.array], mx.array]
-"""A function that computes ``silu(gates) * up``."""
+GateFunction = Callable[[mx.array, mx.array], mx.array]
+"""A function that computes ``silu(gates) * up``, or what another gate makes of them."""
 
 
 def route(logits: mx.array, spec: Experts) -> tuple[mx.array, mx.array]:
@@ -47,7 +54,7 @@ def mix(
     weights: mx.array,
     gate_up: list[StoredMatrix],
     down: StoredMatrix,
-    gate: Gate,
+    gate: GateFunction,
 ) -> mx.array:
     """Return the weighted sums ``[T, hidden]`` of the experts' outputs. ``experts`` and ``weights``
     are ``[T, chosen]``. ``gate_up`` has separate stacks of gate and up, or one fused stack."""
@@ -71,13 +78,19 @@ def _multiply_chosen(
     x: mx.array, stack: StoredMatrix, experts: mx.array, *, ordered: bool
 ) -> mx.array:
     """Multiply each row of x by its expert's matrix. ``ordered`` is True if ``experts`` ascend."""
-    rows = x[:, None]
+    product = _product_of_chosen(x[:, None], stack, experts, ordered=ordered)[:, 0]
+    return product if stack.bias is None else product + stack.bias[experts]
+
+
+def _product_of_chosen(
+    rows: mx.array, stack: StoredMatrix, experts: mx.array, *, ordered: bool
+) -> mx.array:
     if stack.packing is None:
         transposed = stack.weight.swapaxes(-1, -2)
-        return mx.gather_mm(rows, transposed, rhs_indices=experts, sorted_indices=ordered)[:, 0]
+        return mx.gather_mm(rows, transposed, rhs_indices=experts, sorted_indices=ordered)
     return mx.gather_qmm(
         rows, stack.weight, rhs_indices=experts, sorted_indices=ordered, **stack.quantized
-    )[:, 0]
+    )
 
 
 class MlxOps:
@@ -89,12 +102,16 @@ class MlxOps:
     def __init__(self, spec: ModelSpec, tensors: ModelTensors, stored: StoredWeights) -> None:
         """Take all weights out of ``stored``, as lazy arrays that are read from files later."""
         self._eps = spec.norm_eps
+        self._embedding_scale = spec.embedding_scale
         self._tensors = tensors
         self._layers = list(zip(spec.layers, tensors.layers, strict=True))
         self._matrices = {matrix.name: stored.matrix(matrix) for matrix in tensors.matrices}
         blocks = tensors.blocks.items()
         self._rotations = {name: stored.rotation(name, block) for name, block in blocks if block}
         self._vectors = {vector.name: stored.vector(vector) for vector in tensors.vectors}
+        if spec.norm_offset:
+            offset = spec.norm_offset
+            self._vectors = {name: each + offset for name, each in self._vectors.items()}
         if tensors.blocks:  # norms in float32, as in the files, would make all activations so
             for name, each in self._vectors.items():
                 self._vectors[name] = each.astype(self.rotated_dtype)
@@ -104,6 +121,7 @@ class MlxOps:
             self._vectors[norm.name] = self._vectors[norm.name].astype(mx.float32)
         self._places = spec.places
         self._transforms = qk_transforms(spec, tensors, self._vectors)
+        self.softmaxes = softmaxes(spec, tensors, self._vectors)
         self._deltas: list[metal_ext.GatedDelta] = []
         for layer, at in self._layers:
             if isinstance(layer.mixer, GatedDeltaNet) and isinstance(at.mixer, DeltaTensors):
@@ -125,7 +143,8 @@ class MlxOps:
     def embed(self, token_ids: mx.array) -> mx.array:
         rotation = self._rotations.get(self._tensors.embedding.name)
         rows = self._rows(token_ids, self._tensors.embedding)
-        return rows if rotation is None else rotation.invert(rows)
+        rows = rows if rotation is None else rotation.invert(rows)
+        return rows if self._embedding_scale == 1 else self._embedding_scale * rows
 
     def _rows(self, token_ids: mx.array, matrix: Matrix) -> mx.array:
         embedding = self._matrices[matrix.name]
@@ -161,7 +180,8 @@ class MlxOps:
 
     def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
         _, tensors = self._layers[number]
-        return x + self._multiply(mixed.reshape(x.shape[0], -1), tensors.mixer.output)
+        made = self._multiply(mixed.reshape(x.shape[0], -1), tensors.mixer.output)
+        return x + self._normed_if(made, tensors.mixer_post_norm)
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
         layer, tensors = self._layers[number]
@@ -170,7 +190,8 @@ class MlxOps:
             assert isinstance(tensors.mlp, MixtureTensors)
             return x + self._mixture(normed, layer.mlp, tensors.mlp)
         assert isinstance(tensors.mlp, DenseTensors)
-        return x + self._dense(normed, tensors.mlp)
+        made = self._dense(normed, tensors.mlp, layer.mlp.gate)
+        return x + self._normed_if(made, tensors.mlp_post_norm)
 
     def require_float16_suffices(self) -> None:
         """Raise RuntimeError if a key or a value could exceed float16. The weights decide, not a
@@ -211,16 +232,16 @@ class MlxOps:
     def head(self, states: mx.array) -> mx.array:
         return self._multiply(states, self._tensors.head or self._tensors.embedding)
 
-    def _dense(self, x: mx.array, tensors: DenseTensors) -> mx.array:
+    def _dense(self, x: mx.array, tensors: DenseTensors, kind: Gate = Gate.SILU) -> mx.array:
         gate, up = self._multiply_each(x, tensors.gate_up)
-        return self._multiply(_swiglu(gate, up), tensors.down)
+        return self._multiply(GATES[kind](gate, up), tensors.down)
 
     def _mixture(self, x: mx.array, spec: Experts, tensors: MixtureTensors) -> mx.array:
         router, *shared_gate = tensors.router
         experts, weights = route(self._multiply(x, router), spec)
         gate_up = [self._matrices[stack.name] for stack in tensors.gate_up]
         down = self._matrices[tensors.down.name]
-        mixed = mix(x, experts, weights, gate_up, down, _swiglu)
+        mixed = mix(x, experts, weights, gate_up, down, GATES[spec.gate])
         if tensors.shared is None:
             return mixed
         gate = mx.sigmoid(self._multiply(x, shared_gate[0]))
@@ -228,6 +249,9 @@ class MlxOps:
 
     def _normed(self, x: mx.array, norm: Vector) -> mx.array:
         return mx.fast.rms_norm(x, self._vectors[norm.name], self._eps)
+
+    def _normed_if(self, x: mx.array, norm: Vector | None) -> mx.array:
+        return x if norm is None else self._normed(x, norm)
 
     def _multiply(self, x: mx.array, matrix: Matrix) -> mx.array:
         rotation = self._rotations.get(matrix.name)
@@ -256,6 +280,23 @@ def _swiglu(gate: mx.array, up: mx.array) -> mx.array:
         return metal_ext.swiglu(gate, up)
     # This does not use nn.silu, which MLX on Linux would compile with g++ at run time.
     return gate * mx.sigmoid(gate) * up
+
+
+def _geglu(gate: mx.array, up: mx.array) -> mx.array:
+    inner = (2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+    return 0.5 * gate * (1 + mx.tanh(inner)) * up
+
+
+def _clamped_swiglu(gate: mx.array, up: mx.array) -> mx.array:
+    gate, up = mx.minimum(gate, 7.0), mx.clip(up, -7.0, 7.0)
+    return gate * mx.sigmoid(1.702 * gate) * (up + 1)
+
+
+GATES: dict[Gate, GateFunction] = {
+    Gate.SILU: _swiglu,
+    Gate.GELU: _geglu,
+    Gate.CLAMPED_SILU: _clamped_swiglu,
+}
 
 
 def _multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:

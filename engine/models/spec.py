@@ -1,6 +1,7 @@
 """A model's structure as data: embedding, layers and head, made from ``config.json``."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from kvcache.layout import KVFormat, KVShape, KVSpec, StateSpec
 
@@ -43,10 +44,17 @@ class Attention:
     """The number of newest tokens that a token attends to, itself included; None means all."""
     output_gate: bool = False
     """Whether each head's output is multiplied by the sigmoid of a gate of the same width."""
+    query_scalar: float | None = None
+    """The number whose inverse root is the scale of scores; None means head_dim."""
+    softcap: float = 0.0
+    """A score s becomes ``softcap * tanh(s / softcap)``, unless this is 0."""
+    output_bias: bool = False
+    sinks: bool = False
+    """Whether each query head has a learnt logit (sink), of a key without a value."""
 
     @property
     def scale(self) -> float:
-        return float(self.head_dim**-0.5)
+        return float((self.query_scalar or self.head_dim) ** -0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +87,20 @@ class GatedDeltaNet:
 Mixer = Attention | GatedDeltaNet
 
 
+class Gate(Enum):
+    """What an MLP makes of its gate and its up-projection (metal_ext.gated_mlp)."""
+
+    SILU = "silu"
+    GELU = "gelu_tanh"
+    CLAMPED_SILU = "clamped_silu"
+
+
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """The MLP ``down(silu(gate(x)) * up(x))``."""
+    """The MLP ``down(silu(gate(x)) * up(x))``, or with another gate."""
 
     inner_size: int
+    gate: Gate = Gate.SILU
 
     def numbers_per_token(self, hidden_size: int) -> int:
         """Return the count of intermediate numbers for one token: gate, up-projection, product."""
@@ -103,6 +120,9 @@ class Experts:
     """Whether the chosen experts' shares are divided by their sum."""
     shared_inner_size: int | None = None
     """The inner size of a shared expert, which adds ``sigmoid(gate(x)) * shared(x)``."""
+    gate: Gate = Gate.SILU
+    biases: bool = False
+    """Whether the router and the experts' linear layers have biases."""
 
     def numbers_per_token(self, hidden_size: int) -> int:
         """Return the count of intermediate numbers for one token, with those of a shared expert."""
@@ -118,10 +138,12 @@ Mlp = DenseMlp | Experts
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """A layer: ``x += mixer(norm(x))``, then ``x += mlp(norm(x))``."""
+    """A layer: ``x += mixer(norm(x))``, then ``x += mlp(norm(x))``. With ``post_norms``,
+    the outputs of mixer and MLP have norms of their own before they are added."""
 
     mixer: Mixer
     mlp: Mlp
+    post_norms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +158,12 @@ class ModelSpec:
     """Whether the embedding is also the output head."""
     norm_eps: float
     max_position_embeddings: int
+    norm_offset: float = 0.0
+    """The number that is added to the stored weights of all norms."""
+    embedding_scale: float = 1.0
+    """The factor of embeddings, which the output head does not have."""
+    logit_softcap: float = 0.0
+    """A logit x becomes ``softcap * tanh(x / softcap)``, unless this is 0."""
     blocks: tuple[tuple[str, int], ...] = ()
     """For a model with rotated inputs, pairs of a quantized layer's name and the number of inputs
     that a block of the rotation has, or 0. Other layers are plain. A GPU computes in float16."""

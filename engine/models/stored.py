@@ -70,6 +70,15 @@ class StoredMatrix:
 
         return self._changed(ordered)
 
+    def gates_first(self) -> "StoredMatrix":
+        """Sort the rows of experts' stacks, in which gate and up alternate, and their biases."""
+
+        def ordered(array: mx.array) -> mx.array:
+            return mx.concatenate([array[:, ::2], array[:, 1::2]], axis=1)
+
+        bias = None if self.bias is None else ordered(self.bias)
+        return replace(self._changed(ordered), bias=bias)
+
     def _changed(self, change: Callable[[mx.array], mx.array]) -> "StoredMatrix":
         scales, biases = (a if a is None else change(a) for a in (self.scales, self.biases))
         return replace(self, weight=change(self.weight), scales=scales, biases=biases)
@@ -101,16 +110,18 @@ class StoredWeights:
         self._rotations: dict[tuple[int, bytes], Rotation] = {}
 
     def matrix(self, matrix: AnyMatrix) -> StoredMatrix:
-        name, has_bias = matrix.name, isinstance(matrix, Matrix) and matrix.has_bias
+        name = matrix.name
         grouped = f"{name}.scales" in self._arrays
         stored = StoredMatrix(
             self._weight(matrix),
             self._arrays.pop(f"{name}.scales") if grouped else None,
             self._arrays.pop(f"{name}.biases", None) if grouped else None,
             self._packing_of(name) if grouped else None,
-            self._arrays.pop(f"{name}.bias") if has_bias else None,
+            self._arrays.pop(f"{name}.bias") if matrix.has_bias else None,
         )
-        return stored.by_parts(matrix.parts) if isinstance(matrix, Matrix) else stored
+        if isinstance(matrix, Matrix):
+            return stored.by_parts(matrix.parts)
+        return stored.gates_first() if matrix.alternates else stored
 
     def _weight(self, matrix: AnyMatrix) -> mx.array:
         if isinstance(matrix, Matrix):

@@ -150,6 +150,7 @@ class AttentionTensors:
     output: Matrix
     query_norm: Vector | None
     key_norm: Vector | None
+    sinks: Constant | None
 
     @property
     def products(self) -> tuple[Product, ...]:
@@ -157,8 +158,9 @@ class AttentionTensors:
 
     @property
     def parts(self) -> list[Part]:
-        norms = [norm for norm in (self.query_norm, self.key_norm) if norm is not None]
-        return [*self.queries_keys_values, self.output, *norms]
+        some = (self.query_norm, self.key_norm, self.sinks)
+        others: list[Part] = [part for part in some if part is not None]
+        return [*self.queries_keys_values, self.output, *others]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +191,10 @@ class LayerTensors:
 
     mixer_norm: Vector
     mixer: AttentionTensors | DeltaTensors
+    mixer_post_norm: Vector | None
     mlp_norm: Vector
     mlp: MlpTensors
+    mlp_post_norm: Vector | None
 
     @property
     def products(self) -> tuple[Product | ExpertProduct, ...]:
@@ -199,7 +203,8 @@ class LayerTensors:
     @property
     def parts(self) -> list[Part]:
         mlp = [matrix for product in self.mlp.products for matrix in product]
-        return [self.mixer_norm, *self.mixer.parts, self.mlp_norm, *mlp]
+        after = [norm for norm in (self.mixer_post_norm, self.mlp_post_norm) if norm is not None]
+        return [self.mixer_norm, *self.mixer.parts, self.mlp_norm, *mlp, *after]
 
 
 @dataclass(frozen=True)
@@ -231,6 +236,11 @@ class ModelTensors:
         return [self.embedding, *layers, self.norm, *head]
 
     @property
+    def attentions(self) -> list[AttentionTensors]:
+        mixers = (layer.mixer for layer in self.layers)
+        return [mixer for mixer in mixers if isinstance(mixer, AttentionTensors)]
+
+    @property
     def matrices(self) -> list[AnyMatrix]:
         return [part for part in self.parts if isinstance(part, Matrix | ExpertMatrix)]
 
@@ -251,11 +261,12 @@ class ModelTensors:
     def count(self, dimensions: int) -> int:
         """Count numbers: with ``dimensions`` 2 in matrices and stacks, with 1 in other tensors."""
         stacks = [matrix for matrix in self.matrices if isinstance(matrix, ExpertMatrix)]
-        stacked = {name for stack in stacks for name in stack.shapes()}
+        stacked = {name for stack in stacks for name in stack.weights}
         return sum(
             math.prod(shape)
             for name, shape in self.shapes.items()
-            if (len(shape) == 2 or name in stacked) == (dimensions == 2)
+            if (name in stacked or (len(shape) == 2 and not name.endswith(".bias")))
+            == (dimensions == 2)
         )
 
 
@@ -278,13 +289,19 @@ def model_tensors(spec: ModelSpec, naming: Naming = NAMINGS[0], *, with_head: bo
 
 def _layer_tensors(layer: LayerSpec, hidden: int, name: str, naming: Naming) -> LayerTensors:
     mixer = layer.mixer
+
+    def norm(place: str) -> Vector:
+        return Vector(f"{name}.{place}_layernorm", hidden, naming.zero_centred)
+
     return LayerTensors(
-        mixer_norm=Vector(f"{name}.input_layernorm", hidden, naming.zero_centred),
+        mixer_norm=norm("input"),
         mixer=_attention_tensors(mixer, hidden, f"{name}.self_attn", naming)
         if isinstance(mixer, Attention)
         else _delta_tensors(mixer, hidden, f"{name}.linear_attn", naming),
-        mlp_norm=Vector(f"{name}.post_attention_layernorm", hidden, naming.zero_centred),
+        mixer_post_norm=norm("post_attention") if layer.post_norms else None,
+        mlp_norm=norm("pre_feedforward" if layer.post_norms else "post_attention"),
         mlp=_mlp_tensors(layer.mlp, hidden, name, naming),
+        mlp_post_norm=norm("post_feedforward") if layer.post_norms else None,
     )
 
 
@@ -299,9 +316,10 @@ def _attention_tensors(
             Matrix(f"{at}.k_proj", kv_rows, hidden, bias),
             Matrix(f"{at}.v_proj", kv_rows, hidden, bias),
         ),
-        output=Matrix(f"{at}.o_proj", hidden, rows),
+        output=Matrix(f"{at}.o_proj", hidden, rows, attention.output_bias),
         query_norm=Vector(f"{at}.q_norm", head, less_one) if attention.qk_norm else None,
         key_norm=Vector(f"{at}.k_norm", head, less_one) if attention.qk_norm else None,
+        sinks=Constant(f"{at}.sinks", (attention.heads,)) if attention.sinks else None,
     )
 
 
@@ -337,8 +355,11 @@ def _mlp_tensors(mlp: Mlp, hidden: int, name: str, naming: Naming) -> MlpTensors
     at = f"{name}.mlp"
     if isinstance(mlp, DenseMlp):
         return _dense_tensors(mlp.inner_size, hidden, at)
-    router: Product = (Matrix(f"{at}.gate", mlp.experts, hidden),)
-    gate_up, down = expert_matrices(name, naming.experts, mlp.experts, hidden, mlp.inner_size)
+    place = f"{at}.router" if mlp.biases else f"{at}.gate"
+    router: Product = (Matrix(place, mlp.experts, hidden, mlp.biases),)
+    gate_up, down = expert_matrices(
+        name, naming.experts, mlp.experts, hidden, mlp.inner_size, biases=mlp.biases
+    )
     if mlp.shared_inner_size is None:
         return MixtureTensors(router, gate_up, down, None)
     router += (Matrix(f"{at}.shared_expert_gate", 1, hidden),)

@@ -8,6 +8,7 @@ import mlx.core as mx
 import metal_ext
 from engine.models.checkpoint import Checkpoint
 from engine.models.cpu_ops import CpuOps, RotatedCpuOps
+from engine.models.expert_tensors import arrays_by_mlx
 from engine.models.forward import Forward
 from engine.models.mlx_ops import MlxOps
 from engine.models.safetensors_headers import weight_files
@@ -53,7 +54,7 @@ def load_model(
 def read_weights(checkpoint: Checkpoint) -> StoredWeights:
     arrays: dict[str, mx.array] = {}
     for file in weight_files(checkpoint.path):
-        arrays |= cast(dict[str, mx.array], mx.load(str(file)))
+        arrays |= arrays_by_mlx(cast(dict[str, mx.array], mx.load(str(file))))
     return StoredWeights(arrays, checkpoint.packings.get)
 
 

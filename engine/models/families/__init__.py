@@ -3,6 +3,9 @@
 from collections.abc import Callable
 
 from engine.models.config import ModelConfig
+from engine.models.families.gemma2 import gemma2
+from engine.models.families.gemma3 import gemma3
+from engine.models.families.gpt_oss import gpt_oss
 from engine.models.families.llama import llama
 from engine.models.families.prism_hadamard_qwen35 import prism_hadamard_qwen35
 from engine.models.families.qwen2 import qwen2
@@ -23,7 +26,17 @@ FAMILIES: dict[str, Callable[[ModelConfig], ModelSpec]] = {
     "qwen3_5": qwen3_5,
     "qwen3_5_moe": qwen3_5_moe,
     "prism_hadamard_qwen35": prism_hadamard_qwen35,
+    "gemma2": gemma2,
+    "gemma3_text": gemma3,
+    "gemma3": gemma3,
+    "gpt_oss": gpt_oss,
 }
+
+REFUSED = {
+    "gemma3n": "its layers have embeddings of their own, and share K and V",
+    "phi3": "its matrices are stored joined, and its window is not that of mlx-lm",
+}
+"""Why models with windows of other families are not served."""
 
 
 def read_spec(config: ModelConfig) -> ModelSpec:
@@ -31,8 +44,10 @@ def read_spec(config: ModelConfig) -> ModelSpec:
     model_type = config.values.get("model_type")
     family = FAMILIES.get(str(model_type))
     if family is None:
+        reason = REFUSED.get(str(model_type))
+        because = "" if reason is None else f", which is not served: {reason}"
         raise CheckpointError(
-            f"{config.file}: model_type is {model_type!r}; quire serves "
+            f"{config.file}: model_type is {model_type!r}{because}; quire serves "
             f"models of {', '.join(FAMILIES)}"
         )
     config.refuse_foreign_quantization()

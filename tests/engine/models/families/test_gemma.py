@@ -1,0 +1,189 @@
+"""Gemmas are read as MLX's tools and as the hub write them, and their logits are mlx-lm's."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.config import ModelConfig
+from engine.models.families import read_spec
+from engine.models.safetensors_headers import CheckpointError
+from tests.engine.models.forwards import ours, prompt, spread
+from tests.engine.models.hybrids import Steps, write_hybrid
+from tests.families import GEMMA2, GEMMA3
+from tests.models import SMALL, write_config
+from tests.reference import load_reference
+
+SPEC = replace(SMALL, num_hidden_layers=5, head_dim=64)
+WINDOW = 40
+TOLERANCE = 1e-4
+BOTH = pytest.mark.parametrize("packed", [False, True], ids=["MLX", "packed"])
+EACH = pytest.mark.parametrize("fields", [GEMMA2, GEMMA3], ids=["Gemma 2", "Gemma 3"])
+
+
+def written(folder: Path, fields: dict[str, Any], **how: Any) -> Checkpoint:
+    """Without the head that mlx-lm's class of Gemma 3 has until it reads the files."""
+    write_hybrid(folder, SPEC, **({"dtype": "float32"} | fields | how))
+    change_weights(folder, lambda weights: {n: w for n, w in weights.items() if "head" not in n})
+    return read_checkpoint(folder)
+
+
+def change_weights(folder: Path, change: Any) -> None:
+    file = str(folder / "model.safetensors")
+    weights = change(dict(mx.load(file)))  # type: ignore[arg-type]
+    mx.eval(weights)
+    mx.save_safetensors(file, weights, {"format": "mlx"})
+
+
+def logits_of(checkpoint: Checkpoint, ids: list[int]) -> mx.array:
+    """mlx-lm's. Its Gemma 2 has no windows: its layers get the masks that transformers' have."""
+    model = load_reference(checkpoint)
+    if model.model_type != "gemma2":
+        found: mx.array = model(mx.array([ids]))[0].astype(mx.float32)
+        return found
+    x = model.model.embed_tokens(mx.array([ids])) * SPEC.hidden_size**0.5
+    places = mx.arange(len(ids))
+    causal = places[:, None] >= places
+    for number, layer in enumerate(model.layers):
+        near = places[:, None] < places + WINDOW
+        x = layer(x, causal if number % 2 else causal & near)
+    logits = model.model.embed_tokens.as_linear(model.model.norm(x))[0]
+    return 3.0 * mx.tanh(logits / 3.0)
+
+
+@BOTH
+@EACH
+@pytest.mark.parametrize("how", [{}, {"bits": 4}], ids=str)
+def test_logits_equal_mlx_lms_by_chunks_and_in_company(
+    tmp_path: Path, fields: dict[str, Any], how: dict[str, Any], packed: bool
+) -> None:
+    checkpoint = written(tmp_path, fields, **how)
+    steps = Steps(checkpoint, ours(checkpoint, packed=packed), {1: 200, 2: 30})
+    ids, other = prompt(200), prompt(30, 1)
+    got = [steps.run([(1, 0, ids[:150])], list(range(150)))]
+    got.append(steps.run([(2, 0, other), (1, 150, ids[150:199])], list(range(79))))
+    got.append(steps.run([(1, 199, ids[199:])], [0]))
+    first, both, last = (logits.astype(mx.float32) for logits in got if logits is not None)
+    want = logits_of(checkpoint, ids)
+    assert spread(mx.concatenate([first, both[30:], last]), want) < TOLERANCE
+    assert spread(both[:30], logits_of(checkpoint, other)) < TOLERANCE
+
+
+@EACH
+def test_norms_of_16_bits_get_their_one_in_32(tmp_path: Path, fields: dict[str, Any]) -> None:
+    checkpoint, ids = written(tmp_path, fields, dtype="bfloat16"), prompt(60)
+    logits = Steps(checkpoint, ours(checkpoint), {1: 60}).run([(1, 0, ids)], list(range(60)))
+    assert logits is not None
+    assert spread(logits, logits_of(checkpoint, ids)) < TOLERANCE
+
+
+@EACH
+def test_what_is_computed_does_not_depend_on_chunks_bit_by_bit(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    checkpoint = written(tmp_path, fields)
+    model, ids = ours(checkpoint), prompt(130)
+
+    def last(cuts: list[int]) -> np.ndarray[Any, Any]:
+        steps = Steps(checkpoint, model, {1: 130})
+        for first, end in zip([0, *cuts], [*cuts, 130], strict=True):
+            logits = steps.run([(1, first, ids[first:end])], [end - first - 1])
+        return np.array(logits)
+
+    whole = last([])
+    for cuts in ([1], [64, 65, 100], list(range(1, 130))):
+        assert np.array_equal(last(cuts), whole)
+
+
+def test_layers_have_the_windows_and_the_rope_of_their_kind(tmp_path: Path) -> None:
+    second = read_spec(ModelConfig(write_config(tmp_path / "2", SPEC, **GEMMA2)))
+    assert [its.window for its in second.attentions] == [WINDOW, None] * 2 + [WINDOW]
+    third = read_spec(ModelConfig(write_config(tmp_path / "3", SPEC, **GEMMA3)))
+    assert [its.window for its in third.attentions] == [WINDOW, WINDOW, None, WINDOW, WINDOW]
+    bases = [(its.rope.base, its.rope.scale) for its in third.attentions]
+    assert bases == [(1e4, 1.0), (1e4, 1.0), (1e6, 1 / 8), (1e4, 1.0), (1e4, 1.0)]
+    kinds = ["full_attention" if i == 2 else "sliding_attention" for i in range(5)]
+    nested = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    }
+    newer = {"layer_types": kinds, "rope_parameters": nested, "rope_scaling": ...}
+    newer |= dict.fromkeys(("rope_theta", "rope_local_base_freq", "sliding_window_pattern"), ...)
+    folder = write_config(tmp_path / "5", SPEC, **(GEMMA3 | newer))
+    assert read_spec(ModelConfig(folder)) == third
+
+
+def test_the_text_of_a_gemma_3_with_images_is_the_same_model(tmp_path: Path) -> None:
+    plain = written(tmp_path / "text", GEMMA3)
+    folder = tmp_path / "images"
+    written(folder, GEMMA3)
+    prefix = "language_model."
+    change_weights(
+        folder,
+        lambda weights: (
+            {prefix + name: each for name, each in weights.items()}
+            | {"vision_tower.a": mx.ones((4,)), "multi_modal_projector.b": mx.ones((4,))}
+        ),
+    )
+    config = json.loads((folder / "config.json").read_text())
+    nested = {"model_type": "gemma3", "text_config": config, "vision_config": {}}
+    (folder / "config.json").write_text(json.dumps(nested))
+    whole = read_checkpoint(folder)
+    assert whole.spec == plain.spec
+    assert whole.left_out == (
+        "Gemma 3 is served without what its files have for images (2 tensors)"
+    )
+    ids = prompt(60)
+    one, other = (
+        Steps(each, ours(each), {1: 60}).run([(1, 0, ids)], [59]) for each in (plain, whole)
+    )
+    assert one is not None
+    assert other is not None
+    assert mx.array_equal(one, other)
+
+
+def test_what_files_of_gemma_3_leave_out_is_as_in_the_smallest(tmp_path: Path) -> None:
+    values = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    values |= {"sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    nested = {"model_type": "gemma3", "text_config": values | {"model_type": "gemma3_text"}}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    spec = read_spec(ModelConfig(tmp_path))
+    (its,) = {replace(each, window=None, rope=spec.attentions[0].rope) for each in spec.attentions}
+    assert (its.heads, its.kv_heads, its.head_dim, its.scale) == (8, 4, 256, 1 / 16)
+    assert [each.window for each in spec.attentions].count(1024) == 29
+    assert (spec.vocab_size, spec.max_position_embeddings) == (262208, 131072)
+    assert spec.embedding_scale == 50.5  # 50.596 in bfloat16
+    assert spec.tied_embeddings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"hidden_activation": "gelu"},
+            "hidden_activation is 'gelu'; it must be gelu_pytorch_tanh",
+        ),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is true; quire"),
+        ({"attn_logit_softcapping": -1}, "attn_logit_softcapping is -1; it must be a number above"),
+        ({"layer_types": ["full_attention"]}, "layer_types must be sliding_attention or full"),
+        ({"layer_types": ["chunked_attention"] * 5}, "layer_types must be sliding_attention or"),
+        (
+            {"layer_types": 3},
+            "layer_types must be sliding_attention or full_attention, of 5 layers",
+        ),
+        ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) is not a multiple of"),
+        ({"model_type": "gemma3n"}, "'gemma3n', which is not served: its layers have embeddings"),
+        ({"model_type": "phi3"}, "'phi3', which is not served: its matrices are stored joined"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = write_config(tmp_path, SPEC, **(GEMMA3 | changes))
+    with pytest.raises(CheckpointError, match=message):
+        read_spec(ModelConfig(folder))

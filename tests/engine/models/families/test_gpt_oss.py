@@ -1,0 +1,148 @@
+"""gpt-oss is read as MLX's tools and as the hub write it, and its logits are mlx-lm's."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.config import ModelConfig
+from engine.models.families import read_spec
+from engine.models.safetensors_headers import CheckpointError
+from engine.models.spec import Gate
+from tests.engine.models.forwards import ours, prompt, spread
+from tests.engine.models.hybrids import Steps, write_hybrid
+from tests.families import GPT_OSS
+from tests.models import SMALL, write_config
+from tests.reference import load_reference
+
+SPEC = replace(SMALL, head_dim=64, intermediate_size=96, tie_word_embeddings=False)
+TOLERANCE = 2e-4
+BOTH = pytest.mark.parametrize("packed", [False, True], ids=["MLX", "packed"])
+MXFP4 = {"bits": 4, "mode": "mxfp4"}
+AFFINE = {"bits": 4, "layers": {"mlp.router": {"bits": 8, "group_size": 64}}}
+Arrays = dict[str, mx.array]
+
+
+def written(folder: Path, *, hub: bool = False, **how: Any) -> Checkpoint:
+    """A model of random weights, sinks and biases. hub: experts are packed and named as there."""
+    own = {} if hub else how
+    write_hybrid(folder, SPEC, **({"dtype": "float32"} | GPT_OSS | own))
+    file = str(folder / "model.safetensors")
+    weights: Arrays = dict(mx.load(file))  # type: ignore[arg-type]
+    for number, (name, array) in enumerate(sorted(weights.items())):
+        if name.endswith(".bias"):
+            noise = mx.random.normal(array.shape, key=mx.random.key(number))
+            weights[name] = (0.3 * noise).astype(array.dtype)
+    if hub:
+        weights = as_on_the_hub(weights)
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": "mxfp4"}
+        (folder / "config.json").write_text(json.dumps(config))
+    mx.eval(weights)
+    mx.save_safetensors(file, weights, {"format": "mlx"})
+    return read_checkpoint(folder)
+
+
+def as_on_the_hub(weights: Arrays) -> Arrays:
+    """Experts in blocks of MXFP4, of which rows of gate and up alternate."""
+    found: Arrays = {}
+    for name, array in weights.items():
+        above, is_expert, place = name.partition(".mlp.experts.")
+        which, _, kind = place.partition("_proj.")
+        if not is_expert:
+            found[name] = array
+            continue
+        if which == "up":
+            continue
+        if which == "gate":
+            up = weights[f"{above}.mlp.experts.up_proj.{kind}"]
+            both = mx.stack([array, up], axis=2)  # [experts, rows, 2, ...]
+            array, which = both.flatten(1, 2), "gate_up"
+        start = f"{above}.mlp.experts.{which}_proj"
+        if kind == "bias":
+            found[f"{start}_bias"] = array
+        else:
+            words, scales = mx.quantize(array, 32, 4, mode="mxfp4")
+            blocks = words.view(mx.uint8)
+            found[f"{start}_blocks"] = blocks.reshape(*scales.shape, 16)
+            found[f"{start}_scales"] = scales
+    return found
+
+
+def logits_of(checkpoint: Checkpoint, ids: list[int]) -> mx.array:
+    found: mx.array = load_reference(checkpoint)(mx.array([ids]))[0].astype(mx.float32)
+    return found
+
+
+@BOTH
+@pytest.mark.parametrize("how", [{}, MXFP4, AFFINE, {"hub": True}], ids=str)
+def test_logits_equal_mlx_lms_by_chunks_and_in_company(
+    tmp_path: Path, how: dict[str, Any], packed: bool
+) -> None:
+    checkpoint = written(tmp_path, **how)
+    steps = Steps(checkpoint, ours(checkpoint, packed=packed), {1: 200, 2: 30})
+    ids, other = prompt(200), prompt(30, 1)
+    got = [steps.run([(1, 0, ids[:150])], list(range(150)))]
+    got.append(steps.run([(2, 0, other), (1, 150, ids[150:199])], list(range(79))))
+    got.append(steps.run([(1, 199, ids[199:])], [0]))
+    first, both, last = (logits for logits in got if logits is not None)
+    assert spread(mx.concatenate([first, both[30:], last]), logits_of(checkpoint, ids)) < TOLERANCE
+    assert spread(both[:30], logits_of(checkpoint, other)) < TOLERANCE
+
+
+def test_what_is_computed_does_not_depend_on_chunks_bit_by_bit(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, **MXFP4)
+    model, ids = ours(checkpoint), prompt(130)
+
+    def last(cuts: list[int]) -> np.ndarray[Any, Any]:
+        steps = Steps(checkpoint, model, {1: 130})
+        for first, end in zip([0, *cuts], [*cuts, 130], strict=True):
+            logits = steps.run([(1, first, ids[first:end])], [end - first - 1])
+        return np.array(logits)
+
+    whole = last([])
+    for cuts in ([1], [64, 65, 100], list(range(1, 130))):
+        assert np.array_equal(last(cuts), whole)
+
+
+def test_the_hubs_blocks_are_the_same_weights_as_mlxs(tmp_path: Path) -> None:
+    hub = written(tmp_path / "hub", hub=True)
+    of_experts = [name for name in hub.packings if ".experts." in name]
+    assert len(of_experts) == 2 * SPEC.num_hidden_layers
+    assert of_experts == list(hub.packings)
+    assert {packing.mode for packing in hub.packings.values()} == {"mxfp4"}
+    mlx = written(tmp_path / "mlx", **MXFP4)
+    assert hub.spec == mlx.spec
+    assert hub.num_weights == mlx.num_weights
+
+
+def test_layers_have_sinks_biases_and_in_turn_a_window(tmp_path: Path) -> None:
+    spec = read_spec(ModelConfig(write_config(tmp_path, SPEC, **GPT_OSS)))
+    assert [its.window for its in spec.attentions] == [40, None, 40, None]
+    assert all(its.sinks and its.qkv_bias and its.output_bias for its in spec.attentions)
+    assert {its.rope.magnitude for its in spec.attentions} == {0.1 * np.log(32) + 1}
+    (mixture,) = {layer.mlp for layer in spec.layers}
+    assert mixture.gate is Gate.CLAMPED_SILU
+    assert spec.max_position_embeddings == 40960
+    assert not spec.tied_embeddings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"swiglu_limit": 3.0}, "swiglu_limit is 3.0; it must be None or 7.0"),
+        ({"attention_bias": False}, "attention_bias is False; it must be None or True"),
+        ({"num_experts_per_tok": 9}, r"num_experts_per_tok \(9\) is more than num_local_expe"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = write_config(tmp_path, SPEC, **(GPT_OSS | changes))
+    with pytest.raises(CheckpointError, match=message):
+        read_spec(ModelConfig(folder))
