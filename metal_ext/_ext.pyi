@@ -687,17 +687,19 @@ def gather(
     token: mx.array,
     rows: MetalRows,
     segment: int,
+    first: int,
     tokens: int,
     layer: Layer,
     kv_heads: int,
     head_dim: int,
     kv_backend: MetalKVBackend,
 ) -> tuple[mx.array, mx.array]:
-    """Copies the first ``tokens`` rows of a segment's range. Returns the keys and the values, each
+    """Copies ``tokens`` rows of a segment's range, from ``first`` on. Returns the keys and the values, each
     ``[tokens, kv_heads, head_dim]`` of the layer's dtype. Works in any kind of backend."""
 
-def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """Returns ``silu(gate) * up`` by element, computed in float32. Both arrays have one shape and
+def swiglu(gate: mx.array, up: mx.array, *, kind: str = "silu") -> mx.array:
+    """Returns ``silu(gate) * up`` by element, computed in float32, or what another gate of
+    ``gated_mlp`` makes of them. Both arrays have one shape and
     dtype: float32, float16 or bfloat16. Raises ValueError for other types, IndexError for 0 or over
     2**31 elements. Evaluation on a CPU raises RuntimeError."""
 

@@ -244,7 +244,8 @@ def promised_tensors(config: ModelConfig, model: ModelTensors) -> dict[str, Tens
     tensors: dict[str, Tensor] = {}
     for name, shape in model.shapes.items():
         layer = name.removesuffix(".weight")
-        plain = len(shape) == 1 or (model.blocks and layer not in model.blocks)
+        numbers = len(shape) == 1 or name.endswith(".bias")
+        plain = numbers or (model.blocks and layer not in model.blocks)
         packing = None if plain else config.quantization(layer)
         if packing is None or shape[-1] % packing.group_size:
             tensors[name] = Tensor("", dtype, shape)

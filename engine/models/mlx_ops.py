@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import mlx.core as mx
 
@@ -234,14 +235,14 @@ class MlxOps:
 
     def _dense(self, x: mx.array, tensors: DenseTensors, kind: Gate = Gate.SILU) -> mx.array:
         gate, up = self._multiply_each(x, tensors.gate_up)
-        return self._multiply(GATES[kind](gate, up), tensors.down)
+        return self._multiply(_gated(kind, gate, up), tensors.down)
 
     def _mixture(self, x: mx.array, spec: Experts, tensors: MixtureTensors) -> mx.array:
         router, *shared_gate = tensors.router
         experts, weights = route(self._multiply(x, router), spec)
         gate_up = [self._matrices[stack.name] for stack in tensors.gate_up]
         down = self._matrices[tensors.down.name]
-        mixed = mix(x, experts, weights, gate_up, down, GATES[spec.gate])
+        mixed = mix(x, experts, weights, gate_up, down, partial(_gated, spec.gate))
         if tensors.shared is None:
             return mixed
         gate = mx.sigmoid(self._multiply(x, shared_gate[0]))
@@ -275,28 +276,18 @@ def _head_norms(mixer: AttentionTensors | DeltaTensors) -> list[Vector]:
     return [norm for norm in (mixer.query_norm, mixer.key_norm) if norm is not None]
 
 
-def _swiglu(gate: mx.array, up: mx.array) -> mx.array:
+def _gated(kind: Gate, gate: mx.array, up: mx.array) -> mx.array:
+    """Return what an MLP makes of its gate and its up-projection (metal_ext.gated_mlp)."""
     if metal_ext.HAS_METAL:
-        return metal_ext.swiglu(gate, up)
+        return metal_ext.swiglu(gate, up, kind=kind.value)
     # This does not use nn.silu, which MLX on Linux would compile with g++ at run time.
+    if kind is Gate.GELU:
+        inner = (2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+        return 0.5 * gate * (1 + mx.tanh(inner)) * up
+    if kind is Gate.CLAMPED_SILU:
+        gate, up = mx.minimum(gate, 7.0), mx.clip(up, -7.0, 7.0)
+        return gate * mx.sigmoid(1.702 * gate) * (up + 1)
     return gate * mx.sigmoid(gate) * up
-
-
-def _geglu(gate: mx.array, up: mx.array) -> mx.array:
-    inner = (2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3)
-    return 0.5 * gate * (1 + mx.tanh(inner)) * up
-
-
-def _clamped_swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    gate, up = mx.minimum(gate, 7.0), mx.clip(up, -7.0, 7.0)
-    return gate * mx.sigmoid(1.702 * gate) * (up + 1)
-
-
-GATES: dict[Gate, GateFunction] = {
-    Gate.SILU: _swiglu,
-    Gate.GELU: _geglu,
-    Gate.CLAMPED_SILU: _clamped_swiglu,
-}
 
 
 def _multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:

@@ -30,6 +30,8 @@ from kvcache.slots import StateSegment
 # kernel. It must be forced, because MLX's default kernel stores all attention scores in memory.
 SHORT_CHUNK = 8
 WIDE_HEAD = 256
+# The number of rows whose scores are in memory together, where they are.
+CAPPED_ROWS = 32
 
 
 class MetalStepRows(StepRows):
@@ -46,6 +48,7 @@ class MetalStepRows(StepRows):
         """With ``contiguous``, the K of a layer in one range is one array, and so is the V."""
         super().__init__(kv_backend.rows, kv_backend, segments, ranges)
         self._contiguous = contiguous
+        self._masks: dict[tuple[int, int, int | None], mx.array] = {}
 
     def _rope(self, rope: metal_ext.RopeTable) -> metal_ext.RopeTable:
         return rope
@@ -58,39 +61,59 @@ class MetalStepRows(StepRows):
         segment: int,
         softmax: metal_ext.Softmax,
     ) -> mx.array:
+        start, (count, _, head_dim) = self._segments[segment].start, queries.shape
+        first = 0 if softmax.window is None else max(0, start + 1 - softmax.window)
         keys, values = (
-            array.transpose(1, 0, 2)[None] for array in self._past(order, layer, segment)
+            array.transpose(1, 0, 2)[None] for array in self._past(order, layer, segment, first)
         )
-        count, _, head_dim = queries.shape
-        on_gpu = mx.default_device() == mx.Device(mx.gpu)
-        attended = mx.fast.scaled_dot_product_attention(
-            queries.transpose(1, 0, 2)[None],
-            keys,
-            values,
-            scale=softmax.scale,
-            mask="causal",
-            force_fused=head_dim == WIDE_HEAD and count > SHORT_CHUNK and on_gpu,
-        )
+        asked = queries.transpose(1, 0, 2)[None]
+        if softmax.softcap:
+            assert softmax.sinks is None, "no family has sinks and a softcap"
+            mask = self._mask(first, start, count, softmax.window)
+            attended = capped_attention(asked, keys, values, softmax, mask)
+        else:
+            hides = softmax.window is not None and start + count > softmax.window
+            on_gpu = mx.default_device() == mx.Device(mx.gpu)
+            attended = mx.fast.scaled_dot_product_attention(
+                asked,
+                keys,
+                values,
+                scale=softmax.scale,
+                mask=self._mask(first, start, count, softmax.window) if hides else "causal",
+                sinks=None if softmax.sinks is None else softmax.sinks.astype(queries.dtype),
+                force_fused=head_dim == WIDE_HEAD and count > SHORT_CHUNK and on_gpu,
+            )
         return attended[0].transpose(1, 0, 2).astype(queries.dtype)
 
+    def _mask(self, first: int, start: int, count: int, window: int | None) -> mx.array:
+        """Return which of the tokens from ``first`` on each row sees, ``[count, tokens]``. All
+        layers with the same window share it."""
+        key = (start, count, window)
+        if key not in self._masks:
+            places, tokens = (mx.arange(from_, start + count) for from_ in (start, first))
+            self._masks[key] = tokens <= places[:, None]
+            if window is not None:
+                self._masks[key] &= tokens > places[:, None] - window
+        return self._masks[key]
+
     def region(self, order: mx.array, layer: LayerRegions, kind: str, segment: int) -> mx.array:
-        keys, values = self._past(order, layer, segment)
+        keys, values = self._past(order, layer, segment, 0)
         return keys if kind == "keys" else values
 
     def _past(
-        self, order: mx.array, layer: LayerRegions, segment: int
+        self, order: mx.array, layer: LayerRegions, segment: int, first: int
     ) -> tuple[mx.array, mx.array]:
-        """Return the keys and values of a segment and of all tokens before it,
+        """Return the keys and values of a segment and of the tokens before it, from ``first`` on,
         ``[tokens, kv_heads, head_dim]``: copies for paged buffers and for segments of one row, else
         views."""
         rows = self._segments[segment]
         tokens, heads = rows.start + rows.count, (layer.kv_heads, layer.head_dim)
         if not self._contiguous or rows.count == 1:
-            where = self.native, segment, tokens, layer.native
+            where = self.native, segment, first, tokens - first, layer.native
             return metal_ext.gather(order, *where, *heads, self._executor)
         buffer, shape = self._ranges[rows.buffer], (tokens, *heads, layer.dtype)
         keys, values = (
-            metal_ext.region_view(order, buffer, region, *shape, self._executor)
+            metal_ext.region_view(order, buffer, region, *shape, self._executor)[first:]
             for region in (layer.keys, layer.values)
         )
         return keys, values
@@ -100,6 +123,25 @@ class MetalStepRows(StepRows):
 
     def cancel(self) -> None:
         self._executor.abandon(self.native)
+
+
+def capped_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, softmax: metal_ext.Softmax, mask: mx.array
+) -> mx.array:
+    """Return the attention with a softcap, which MLX's fused kernel lacks, of a few rows at a time,
+    since all of their scores are in memory. Arrays are as of MLX's function; ``mask`` is ``[rows,
+    tokens]``."""
+    _, heads, count, head_dim = queries.shape
+    grouped = queries.reshape(1, keys.shape[1], -1, count, head_dim) * softmax.scale
+    keys, values = keys[:, :, None].swapaxes(-1, -2), values[:, :, None]
+    parts = []
+    for row in range(0, count, CAPPED_ROWS):
+        here = slice(row, row + CAPPED_ROWS)
+        scores = (grouped[:, :, :, here] @ keys).astype(mx.float32)
+        scores = softmax.softcap * mx.tanh(scores / softmax.softcap)
+        weights = mx.softmax(mx.where(mask[here], scores, -mx.inf), axis=-1)
+        parts.append(weights.astype(values.dtype) @ values)
+    return mx.concatenate(parts, axis=3).reshape(1, heads, count, head_dim)
 
 
 class MetalStates:

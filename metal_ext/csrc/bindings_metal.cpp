@@ -197,9 +197,9 @@ void bind_operations(nb::module_& m) {
         "rows"_a, "offset"_a, "workers"_a);
   m.def("project_append", &device::project_append, "token"_a, "queries"_a, "keys"_a, "values"_a,
         "norms"_a.none(), "rope"_a.none(), "rows"_a, "layer"_a, "kv_backend"_a);
-  m.def("gather", &device::gather, "token"_a, "rows"_a, "segment"_a, "tokens"_a, "layer"_a,
-        "kv_heads"_a, "head_dim"_a, "kv_backend"_a);
-  m.def("swiglu", &device::swiglu, "gate"_a, "up"_a);
+  m.def("gather", &device::gather, "token"_a, "rows"_a, "segment"_a, "first"_a, "tokens"_a,
+        "layer"_a, "kv_heads"_a, "head_dim"_a, "kv_backend"_a);
+  m.def("swiglu", &device::swiglu, "gate"_a, "up"_a, nb::kw_only(), "kind"_a = "silu");
   m.def("step_end", &device::step_end, "arrays"_a, "rows"_a, "kv_backend"_a);
 }
 

@@ -495,15 +495,12 @@ class Operations:
         for row, (its, position) in enumerate(rows.places()[first_row:][: len(queries)]):
             keys, values = (
                 self._read(its, region, position + 1, kv_heads, queries.shape[-1], layer, backend)
-                .transpose(1, 0, 2)[None]
+                .transpose(1, 0, 2)
                 .astype(mx.float32)
                 for region in (layer.key_region, layer.value_region)
             )
-            query = queries[row][None, :, None].astype(mx.float32)
-            attended = mx.fast.scaled_dot_product_attention(
-                query, keys, values, scale=softmax.scale
-            )
-            out.append(attended[0, :, 0].astype(queries.dtype))
+            attended = attention(queries[row].astype(mx.float32), keys, values, softmax)
+            out.append(attended.astype(queries.dtype))
         return mx.stack(out)
 
     def region_view(
@@ -528,6 +525,7 @@ class Operations:
         token: mx.array,
         rows: Rows,
         segment: int,
+        first: int,
         tokens: int,
         layer: Layer,
         kv_heads: int,
@@ -537,7 +535,7 @@ class Operations:
         self.device.calls.append("gather")
         its = rows.segments[segment][0]
         keys, values = (
-            self._read(its, region, tokens, kv_heads, head_dim, layer, backend)
+            self._read(its, region, first + tokens, kv_heads, head_dim, layer, backend)[first:]
             for region in (layer.key_region, layer.value_region)
         )
         return keys, values
@@ -563,8 +561,9 @@ class Operations:
         token, made = gated_delta(token, qkv, z, a, b, delta, rows.native, 2 * offset, workers)
         return token, made.astype(dtype)
 
-    def swiglu(self, gate: mx.array, up: mx.array) -> mx.array:
+    def swiglu(self, gate: mx.array, up: mx.array, *, kind: str = "silu") -> mx.array:
         self.device.calls.append("swiglu")
+        assert kind == "silu", "what else there is, is tested on the CPU and in tests/metal"
         assert (gate.shape, gate.dtype) == (up.shape, up.dtype)
         wide = gate.astype(mx.float32)
         return (wide * mx.sigmoid(wide) * up.astype(mx.float32)).astype(gate.dtype)
@@ -629,3 +628,19 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
     for name, value in names.items():
         monkeypatch.setattr(metal_ext, name, value, raising=False)
     return device
+
+
+def attention(
+    query: mx.array, keys: mx.array, values: mx.array, softmax: metal_ext.Softmax
+) -> mx.array:
+    """Of one row ``[heads, head_dim]`` over keys and values ``[kv_heads, tokens, head_dim]``."""
+    first = max(0, keys.shape[1] - (softmax.window or keys.shape[1]))
+    keys, values = (
+        mx.repeat(its[:, first:], len(query) // len(its), axis=0) for its in (keys, values)
+    )
+    scores = softmax.scale * (query[:, None] @ keys.swapaxes(1, 2))
+    if softmax.softcap:
+        scores = softmax.softcap * mx.tanh(scores / softmax.softcap)
+    if softmax.sinks is not None:
+        scores = mx.concatenate([scores, softmax.sinks[:, None, None]], axis=-1)
+    return (mx.softmax(scores, axis=-1)[..., : keys.shape[1]] @ values)[:, 0]

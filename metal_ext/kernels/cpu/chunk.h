@@ -273,7 +273,7 @@ void soften_tile(const Chunk& chunk, size_t row, size_t token, size_t tokens) {
       for (size_t t = from; t < to; ++t) {
         const IntVec here = static_cast<int32_t>(t) - IntVec{};
         const Vec score = load(scores + t * kLanes);
-        store(scores + t * kLanes, (seen > here) & (first <= here) ? score : all(kHidden));
+        store(scores + t * kLanes, ((seen > here) & (first <= here)) ? score : all(kHidden));
       }
     };
     hide(0, skip);

@@ -22,13 +22,18 @@ enum : uint32_t {
   kDeltaThreads = 512,  // threads of a threadgroup of gated_delta
 };
 
-// Returns the number of positions in each split of a row's keys; the last split may have fewer. The
-// number, and so the order of summation, depends on the row's position alone.
-inline uint32_t split_tokens(uint32_t position) {
-  return position < kSplitTokens || position >= kShortRowTokens ? kSplitTokens
-                                                                : kShortSplitTokens;
+// Returns the first position that the row at `position` sees. A window of 0 hides nothing.
+inline uint32_t first_seen(uint32_t position, uint32_t window) {
+  return window == 0 || position < window ? 0 : position + 1 - window;
 }
-inline uint32_t split_count(uint32_t position) { return position / split_tokens(position) + 1; }
+
+// Returns the number of positions in each split of a row's keys; the last split may have fewer.
+// `last` is the row's position, from the first that it sees. So the order of summation depends on
+// the position and the window alone.
+inline uint32_t split_tokens(uint32_t last) {
+  return last < kSplitTokens || last >= kShortRowTokens ? kSplitTokens : kShortSplitTokens;
+}
+inline uint32_t split_count(uint32_t last) { return last / split_tokens(last) + 1; }
 
 // An entry of the row table: the place of the K and V of one row (token) of a step.
 struct RowEntry {
@@ -63,6 +68,10 @@ struct AttentionArguments {
   uint32_t kv_heads;
   uint32_t first_row;  // index of the call's row 0 in the row table
   float scale;
+  float softcap;   // scores become softcap * tanh(score / softcap), unless it is 0
+  uint32_t window;  // the number of newest positions that a row sees; 0 for all
+  uint32_t sinks;   // 1 if there are sinks: logits of a key without a value, one for each head
+  uint32_t unused;
 };
 
 struct AppendArguments {
@@ -85,13 +94,21 @@ struct ProjectArguments {
   float frequencies[kMaxHeadDim / 2];  // radians per position, of dimensions i and i + turned
 };
 
-// The arguments of gather, which copies positions [0, tokens) of one sequence.
+// The arguments of gather, which copies positions [first, first + tokens) of one sequence.
 struct GatherArguments {
   LayerPlace place;
   uint32_t row_elements;
   uint32_t tokens;
   uint32_t row;  // index of any row of the sequence in the row table
-  uint32_t unused;
+  uint32_t first;
+};
+
+// What swiglu makes of gates g and numbers u: SiLU(g) * u, or what cpu::Gate says of the others.
+enum : uint32_t { kSilu = 0, kGeluTanh = 1, kClampedSilu = 2 };
+
+struct SwigluArguments {
+  uint32_t elements;
+  uint32_t gate;
 };
 
 // Consecutive rows of one sequence, whose recurrence starts from the states in a slot. `read` is

@@ -10,6 +10,7 @@ template <typename T, int D>
     const device uint* first_task [[buffer(2)]],
     device T* out [[buffer(3)]],
     constant AttentionArguments& arguments [[buffer(4)]],
+    const device float* sinks [[buffer(5)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
   constexpr uint kNumbers = D / 32;  // numbers that a lane computes
@@ -25,6 +26,10 @@ template <typename T, int D>
   highest = simd_max(highest);
 
   float total = 0.0f;
+  if (arguments.sinks != 0) {
+    highest = max(highest, sinks[group.x]);
+    total = precise::exp(sinks[group.x] - highest);
+  }
   float sum[kNumbers];
   QUIRE_UNROLL
   for (uint i = 0; i < kNumbers; ++i) {

@@ -1,5 +1,5 @@
-// Softmax attention of single rows (tokens). A row attends to all positions up to its own. These
-// positions are cut into splits. A threadgroup of decode_split computes one split for up to
+// Softmax attention of single rows (tokens). A row attends to the positions that it sees, up to its
+// own. They are cut into splits. A threadgroup of decode_split computes one split for up to
 // kTileHeads query heads that share a KV head. The heads are the components of a float4, so that K
 // and V are read once for all heads. combine.metal combines the splits of a row.
 #include "rows.h"
@@ -18,6 +18,7 @@ struct Split {
   uint kv_head;
   uint head;     // the tile's first query head
   uint heads;    // number of heads, 1 to kTileHeads
+  bool is_whole;  // whether it is the row's only one
 };
 
 inline Split split_of(
@@ -28,11 +29,13 @@ inline Split split_of(
   const uint in_group = tile_of_all % tiles * kTileHeads;
   const uint kv_head = tile_of_all / tiles;
   const RowEntry row = rows[arguments.first_row + task.row];
-  const uint most = split_tokens(row.position);
-  const uint first = task.split * most;
+  const uint begin = first_seen(row.position, arguments.window);
+  const uint most = split_tokens(row.position - begin);
+  const uint first = begin + task.split * most;
   const uint tokens = min(most, row.position + 1 - first);
   const uint heads = min(uint(kTileHeads), group - in_group);
-  return {row, first, tokens, kv_head, kv_head * group + in_group, heads};
+  const bool is_whole = split_count(row.position - begin) == 1;
+  return {row, first, tokens, kv_head, kv_head * group + in_group, heads, is_whole};
 }
 
 // Adds the scores of `lanes` (at least 8) neighbouring lanes, of which this lane is number `part`.
@@ -52,6 +55,10 @@ inline float add_lanes(float4 score, uint part, uint lanes) {
 }
 
 inline uint head_of_part(uint part) { return (part & 1) * 2 + (part >> 1 & 1); }
+
+inline float capped(float score, float softcap) {
+  return softcap == 0.0f ? score : softcap * precise::tanh(score / softcap);
+}
 
 // Computes scores[token][head] = scale * query . key for the split's tokens and the tile's heads.
 template <typename T, typename KV, int D, Rows kind>
@@ -101,7 +108,7 @@ inline void score_tokens(
       const uint token = first + i * kStep;
       const float sum = add_lanes(score, part, kTokenLanes);
       if (part < kTileHeads && token < split.tokens) {
-        scores[token * kTileHeads + head_of_part(part)] = sum;
+        scores[token * kTileHeads + head_of_part(part)] = capped(sum, arguments.softcap);
       }
     }
   }
@@ -245,6 +252,7 @@ template <typename T, typename KV, int D, Rows kind>
     device float2* softened [[buffer(6)]],
     device T* out [[buffer(7)]],
     constant AttentionArguments& arguments [[buffer(8)]],
+    const device float* sinks [[buffer(9)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -269,7 +277,6 @@ template <typename T, typename KV, int D, Rows kind>
   weigh_values<KV, D, kind>(space, split, arguments.place, simdgroup, lane, scores, sum);
   add_simdgroups<Share::kNumbers>(simdgroup, lane, shared_sums, sum);
 
-  const bool is_whole = split_count(split.row.position) == 1;
   const ulong first_result = ulong(group.y) * arguments.query_heads + split.head;
   QUIRE_UNROLL
   for (uint h = 0; h < kTileHeads; ++h) {
@@ -278,17 +285,25 @@ template <typename T, typename KV, int D, Rows kind>
     }
     device T* result = out + (first_query + h) * D;
     device float* part = sums + (first_result + h) * D;
+    float total = soft.total[h];
+    float factor = 1.0f;
+    if (split.is_whole && arguments.sinks != 0) {
+      const float sink = sinks[split.head + h];
+      const float highest = max(soft.highest[h], sink);
+      factor = precise::exp(soft.highest[h] - highest);
+      total = fma(total, factor, precise::exp(sink - highest));
+    }
     QUIRE_UNROLL
     for (uint i = 0; i < Share::kNumbers; ++i) {
       const uint piece = i / Share::kWidth;
       const uint dim = (piece * 32 + lane) * Share::kWidth + i % Share::kWidth;
-      if (is_whole) {
-        result[dim] = static_cast<T>(sum[i][h] / soft.total[h]);
+      if (split.is_whole) {
+        result[dim] = static_cast<T>(sum[i][h] * factor / total);
       } else {
         part[dim] = sum[i][h];
       }
     }
-    if (lane == 0 && !is_whole) {
+    if (lane == 0 && !split.is_whole) {
       softened[first_result + h] = float2(soft.highest[h], soft.total[h]);
     }
   }

@@ -1,4 +1,4 @@
-// Copies the K and V of a sequence's first tokens into contiguous arrays.
+// Copies the K and V of a sequence's consecutive tokens into contiguous arrays.
 #include "rows.h"
 
 // Runs on (row_elements / 4, tokens) threads. keys and values are [tokens][row_elements].
@@ -18,10 +18,11 @@ template <typename KV, Rows kind>
   const RowSpace space = {pages, arena};
   const RowEntry row = rows[arguments.row];
   constant LayerPlace& place = arguments.place;
+  const uint token = arguments.first + at.y;
   const device KV* key = reinterpret_cast<const device KV*>(
-      kv_row<kind>(space, row, place, place.key_offset, at.y));
+      kv_row<kind>(space, row, place, place.key_offset, token));
   const device KV* value = reinterpret_cast<const device KV*>(
-      kv_row<kind>(space, row, place, place.value_offset, at.y));
+      kv_row<kind>(space, row, place, place.value_offset, token));
   const ulong target = ulong(at.y) * arguments.row_elements + element;
   *reinterpret_cast<device vec<KV, 4>*>(keys + target) = load<4>(key + element);
   *reinterpret_cast<device vec<KV, 4>*>(values + target) = load<4>(value + element);

@@ -1,20 +1,34 @@
 // Computes the gated product of an MLP, between the MLP's two matrix products.
 #include "rows.h"
 
-// Computes silu(gate) * up in float32 and rounds to T. A thread computes kSwigluNumbers elements.
+inline float sigmoid(float x) { return 1.0f / (1.0f + precise::exp(-x)); }
+
+// Returns what a gate g makes of u (metal_ext.gated_mlp).
+inline float gated(uint kind, float g, float u) {
+  if (kind == kGeluTanh) {
+    return g * sigmoid(1.5957691216f * (g + 0.044715f * g * g * g)) * u;
+  }
+  if (kind == kClampedSilu) {
+    const float low = min(g, 7.0f);
+    return low * sigmoid(1.702f * low) * (max(-7.0f, min(u, 7.0f)) + 1.0f);
+  }
+  return g / (1.0f + precise::exp(-g)) * u;
+}
+
+// Computes gated products in float32 and rounds to T. A thread computes kSwigluNumbers elements.
 template <typename T>
 [[kernel]] void swiglu(
     const device T* gate [[buffer(0)]],
     const device T* up [[buffer(1)]],
     device T* out [[buffer(2)]],
-    constant uint& elements [[buffer(3)]],
+    constant SwigluArguments& arguments [[buffer(3)]],
     uint at [[thread_position_in_grid]]) {
   QUIRE_UNROLL
   for (uint i = 0; i < kSwigluNumbers; ++i) {
     const uint element = at * kSwigluNumbers + i;
-    if (element < elements) {
-      const float x = float(gate[element]);
-      out[element] = static_cast<T>(x / (1.0f + precise::exp(-x)) * float(up[element]));
+    if (element < arguments.elements) {
+      out[element] = static_cast<T>(
+          gated(arguments.gate, float(gate[element]), float(up[element])));
     }
   }
 }

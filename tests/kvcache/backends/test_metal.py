@@ -17,7 +17,7 @@ from kvcache.layout import KVLayout, KVShape, KVSpec, dense_layout, paged_layout
 from kvcache.manager import KVCacheManager
 from kvcache.views import layer_regions
 from tests.kvcache.managers import join, manager
-from tests.kvcache.metal_double import Device, MistakeError, install
+from tests.kvcache.metal_double import Device, MistakeError, attention, install
 
 KINDS = ("sparse", "paged", "dense")
 SPEC = KVSpec(2, 64)
@@ -398,9 +398,22 @@ def cache(kind: str) -> KVCacheManager:
     return manager(its, backend, budget_bytes=8 * its.groups[0].heap_bytes)
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"window": 8, "sinks": mx.array([-1.0, 0.0, 1.0, 2.0])},
+        {"window": 1000, "sinks": mx.array([-1.0, 0.0, 1.0, 2.0])},
+        {"window": 8, "softcap": 1.5},
+        {"softcap": 1.5},
+    ],
+    ids=lambda how: " ".join(how),
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_decoding_rows_and_chunks_see_exactly_their_own_past(device: Device, kind: str) -> None:
-    kv = cache(kind)
+def test_decoding_rows_and_chunks_see_exactly_their_own_past(
+    device: Device, kind: str, how: dict[str, Any]
+) -> None:
+    kv, softmax = cache(kind), metal_ext.Softmax(0.125, **how)
     rng = np.random.default_rng(3)
     past: dict[int, list[mx.array]] = {1: [], 2: []}
     assert join(kv, 1, 100)
@@ -418,20 +431,20 @@ def test_decoding_rows_and_chunks_see_exactly_their_own_past(device: Device, kin
             past[seq].append(mx.stack([keys, values])[:, first : first + count])
             first += count
         views.append(1, keys, keys, values, None)
-        got = views.attend(1, queries, metal_ext.Softmax(0.125))
+        got = views.attend(1, queries, softmax)
         mx.eval(views.step_end([got]))
         assert got.dtype == mx.bfloat16
         first = 0
-        for seq, _, count in plan:
-            all_keys, all_values = mx.concatenate(past[seq], axis=1)
-            want = mx.fast.scaled_dot_product_attention(
-                queries[first : first + count].transpose(1, 0, 2)[None].astype(mx.float32),
-                all_keys.transpose(1, 0, 2)[None].astype(mx.float32),
-                all_values.transpose(1, 0, 2)[None].astype(mx.float32),
-                scale=0.125,
-                mask="causal",
-            )[0].transpose(1, 0, 2)
-            assert mx.allclose(got[first : first + count], want, atol=0.02).item()
+        for seq, start, count in plan:
+            all_keys, all_values = (
+                its.transpose(1, 0, 2).astype(mx.float32)
+                for its in mx.concatenate(past[seq], axis=1)
+            )
+            for row in range(count):
+                seen = slice(0, start + row + 1)
+                asked = queries[first + row].astype(mx.float32)
+                want = attention(asked, all_keys[:, seen], all_values[:, seen], softmax)
+                assert mx.allclose(got[first + row], want, atol=0.02).item()
             first += count
         for seq, _, count in plan:
             kv.commit(seq, [0] * count)

@@ -142,8 +142,10 @@ std::vector<Touch> decode_reads(
   for (uint64_t i = 0; i < tasks; ++i) {
     const uint32_t row = arguments.first_row + task[i].row;
     const uint32_t position = rows.entry(row).position;
-    const uint32_t first = task[i].split * split_tokens(position);
-    const uint32_t end = std::min(first + split_tokens(position), position + 1);
+    const uint32_t begin = first_seen(position, arguments.window);
+    const uint32_t most = split_tokens(position - begin);
+    const uint32_t first = begin + task[i].split * most;
+    const uint32_t end = std::min(first + most, position + 1);
     rows.touch(row, first, end - first, false);
   }
   return rows.touched;
@@ -154,7 +156,7 @@ std::vector<Touch> decode_reads(
 const Bindings& bindings_of(const std::string& kernel) {
   static const std::vector<std::pair<const char*, Bindings>> families{
       {"append_", {6, {}}},              {"project_append_", {10, {8}}},
-      {"decode_split_", {9, {5, 6, 7}}}, {"decode_combine_", {5, {3}}},
+      {"decode_split_", {10, {5, 6, 7}}}, {"decode_combine_", {6, {3}}},
       {"gather_", {6, {3, 4}}},          {"swiglu_", {4, {2}}},
       {"gated_delta_", {13, {11}}},      {"delta_tails_", {5, {}}},
       {"mark_step", {2, {0}}}};
@@ -182,7 +184,7 @@ std::vector<Touch> rows_touched(
   if (begins(kernel, "gather_")) {
     const auto& arguments = arguments_at<GatherArguments>(buffers, 5);
     Rows rows(kernel, buffers, 0, arguments.place);
-    rows.touch(arguments.row, 0, arguments.tokens, false);
+    rows.touch(arguments.row, arguments.first, arguments.tokens, false);
     return rows.touched;
   }
   const bool is_delta = begins(kernel, "gated_delta_");

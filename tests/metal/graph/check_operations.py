@@ -126,12 +126,12 @@ def test_what_is_gathered_are_the_rows_themselves(kind: str) -> None:
     stage.step((one, 130), (other, 77))
     rows = stage.rows((one, 1), (other, 1))
     size, token = (stage.shape.kv_heads, stage.shape.head_dim), stage.tokens[1]
-    for tokens in (1, 64, 65, 77):
+    for first, end in ((0, 1), (0, 64), (0, 65), (0, 77), (60, 77)):
         keys, values = metal_ext.gather(
-            token, rows, 1, tokens, stage.layers[1], *size, stage.kv_backend
+            token, rows, 1, first, end - first, stage.layers[1], *size, stage.kv_backend
         )
-        assert mx.array_equal(keys, other.keys[1][:tokens])
-        assert mx.array_equal(values, other.values[1][:tokens])
+        assert mx.array_equal(keys, other.keys[1][first:end])
+        assert mx.array_equal(values, other.values[1][first:end])
         assert keys.dtype == values.dtype == stage.shape.kept
     mx.eval(metal_ext.step_end([token], rows, stage.kv_backend))
     stage.end()
@@ -167,6 +167,30 @@ def test_a_row_has_the_same_bits_in_any_company(kind: str) -> None:
     mx.eval(metal_ext.step_end([*alone, pair, together], rows, stage.kv_backend))
     assert mx.array_equal(mx.concatenate(alone), together)
     assert mx.array_equal(pair, together[:2])
+    stage.end()
+
+
+def test_a_window_is_cut_into_splits_of_its_own_and_sinks_join_them() -> None:
+    shape = Shape(kv_heads=1, query_heads=2, layers=1, kept=mx.float32)
+    stage = Stage("sparse", shape)
+    one = stage.open(512)
+    stage.step((one, 400))
+    rows, token = stage.rows((one, 1)), stage.shape.numbers(1, 1)
+    stage.append(rows, 0, token, token)
+    queries = stage.shape.numbers(1, 2)
+    sinks = mx.array([-1.0, 2.0])
+    keys = mx.concatenate([one.keys[0], token]).astype(mx.float32)
+    values = mx.concatenate([one.values[0], token]).astype(mx.float32)
+    for window, commands in ((100, 1), (256, 1), (300, 2)):
+        out = stage.decode(rows, 0, 0, queries, window=window, softcap=3.0, sinks=sinks)
+        mx.eval(out)
+        calls = _standin.calls("decode_attention")
+        assert calls.count("dispatch_threadgroups") == commands
+        scores = queries[0] @ keys[-window:, 0].T * shape.head_dim**-0.5
+        scores = mx.concatenate([3.0 * mx.tanh(scores / 3.0), sinks[:, None]], axis=1)
+        wanted = mx.softmax(scores, axis=1)[:, :-1] @ values[-window:, 0]
+        stage.measure(out[0], wanted)
+    mx.eval(metal_ext.step_end([out], rows, stage.kv_backend))
     stage.end()
 
 

@@ -59,7 +59,7 @@ class Set:
 
     def gather(self, **changes: object) -> object:
         arguments = {
-            "token": self.token, "rows": self.rows, "segment": 0, "tokens": 7,
+            "token": self.token, "rows": self.rows, "segment": 0, "first": 0, "tokens": 7,
             "layer": self.layer, "kv_heads": 2, "head_dim": 64, "kv_backend": self.stage.kv_backend,
         }  # fmt: skip
         return metal_ext.gather(**(arguments | changes))  # type: ignore[arg-type]

@@ -139,7 +139,7 @@ class Program:
             return stage.decode(rows, layer, 0, queries)
         if self.reader == "gather":
             at = stage.layers[layer]
-            past = [*metal_ext.gather(token, rows, 1, tokens, at, *heads, kv_backend)]
+            past = [*metal_ext.gather(token, rows, 1, 0, tokens, at, *heads, kv_backend)]
         else:
             past = [
                 metal_ext.region_view(

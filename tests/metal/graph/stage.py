@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from math import inf, isnan
+from typing import Any
 
 import mlx.core as mx
 
@@ -207,9 +208,12 @@ class Stage:
             start += count
         return mx.concatenate(out)
 
-    def decode(self, rows: MetalRows, layer: int, first: int, queries: mx.array) -> mx.array:
+    def decode(
+        self, rows: MetalRows, layer: int, first: int, queries: mx.array, **how: Any
+    ) -> mx.array:
+        """how: as for Softmax."""
         token, heads = self.tokens[layer], self.shape.kv_heads
-        softmax = metal_ext.Softmax(self.shape.head_dim**-0.5)
+        softmax = metal_ext.Softmax(self.shape.head_dim**-0.5, **how)
         return metal_ext.decode_attention(
             token, queries, rows, first, self.layers[layer], heads, softmax, self.kv_backend
         )
@@ -223,7 +227,7 @@ class Stage:
         token, heads = self.tokens[layer], (shape.kv_heads, shape.head_dim)
         if self.kind == "paged" or count == 1:
             return metal_ext.gather(
-                token, rows, number, tokens, self.layers[layer], *heads, self.kv_backend
+                token, rows, number, 0, tokens, self.layers[layer], *heads, self.kv_backend
             )
         keys, values = (
             metal_ext.region_view(

@@ -32,6 +32,9 @@ class Shape:
     kind: str
     query_heads: int = 4
     kv_heads: int = 2
+    window: int = 0
+    softcap: float = 0.0
+    sinks: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         heads = f"{self.query_heads}over{self.kv_heads}"
@@ -83,10 +86,16 @@ class Splits:
         return several
 
     @classmethod
-    def of(cls, rows: Rows) -> "Splits":
-        counts = [position // split_tokens(position) + 1 for _, position in rows]
+    def of(cls, rows: Rows, window: int = 0) -> "Splits":
+        ends = [position - first_seen(position, window) for _, position in rows]
+        counts = [end // split_tokens(end) + 1 for end in ends]
         tasks = [(row, split) for row, count in enumerate(counts) for split in range(count)]
         return cls(np.array(tasks, DECODE_TASK), np.cumsum([0, *counts]).astype(np.uint32))
+
+
+def first_seen(position: int, window: int) -> int:
+    """0 is no window."""
+    return max(0, position + 1 - window) if window else 0
 
 
 def attend(
@@ -97,11 +106,13 @@ def attend(
 
     before: entries of the row table that stand before the call's first, and are not to be read.
     """
-    splits = Splits.of(rows)
+    splits = Splits.of(rows, shape.window)
     table = np.concatenate([store.entries([rows[0]] * before), store.entries(rows)])
     table["base"][:before] = table["first_page"][:before] = 2**32 - 1
     heads = (shape.query_heads, shape.kv_heads)
-    arguments = struct(ATTENTION, *store.place, *heads, before, shape.scale)
+    softmax = (shape.scale, shape.softcap, shape.window, bool(shape.sinks), 0)
+    arguments = struct(ATTENTION, *store.place, *heads, before, *softmax)
+    sinks = np.array(shape.sinks or [np.nan], np.float32)
     # Each with room for one more, which must stay untouched.
     tasks = len(splits.tasks) + 1
     sums = FLOAT.nans(tasks, shape.query_heads, shape.head_dim)
@@ -110,7 +121,18 @@ def attend(
     tiles = -(-(shape.query_heads // shape.kv_heads) // TILE_HEADS)
     device.threadgroups(
         f"decode_split_{shape.activations}_{shape.kv}_{shape.head_dim}_{shape.kind}",
-        [queries, splits.tasks, table, store.pages, store.arena, sums, softened, out, arguments],
+        [
+            queries,
+            splits.tasks,
+            table,
+            store.pages,
+            store.arena,
+            sums,
+            softened,
+            out,
+            arguments,
+            sinks,
+        ],
         (shape.kv_heads * tiles, len(splits.tasks)),
         (DECODE_THREADS,),
     )
@@ -118,7 +140,7 @@ def attend(
     if splits.combined.any():
         device.threadgroups(
             f"decode_combine_{shape.activations}_{shape.head_dim}",
-            [sums, softened, splits.first_task, out, arguments],
+            [sums, softened, splits.first_task, out, arguments, sinks],
             (shape.query_heads, len(rows)),
             (32,),
         )
@@ -139,9 +161,9 @@ def expected(shape: Shape, store: KVStore, queries: Stored, rows: Rows) -> Float
     """The same in float64."""
     results = []
     for row, (sequence, position) in enumerate(rows):
-        keys, values = (
-            store.number.decode(store.rows(sequence, which)[: position + 1]) for which in (0, 1)
-        )
+        seen = slice(first_seen(position, shape.window), position + 1)
+        keys, values = (store.number.decode(store.rows(sequence, which)[seen]) for which in (0, 1))
         asked = shape.number.decode(queries[row])
-        results.append(reference.attention(asked, keys, values, shape.scale))
+        sinks = np.array(shape.sinks, np.float32) if shape.sinks else None
+        results.append(reference.attention(asked, keys, values, shape.scale, shape.softcap, sinks))
     return np.array(results)

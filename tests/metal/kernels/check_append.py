@@ -76,17 +76,17 @@ def test_appending_reads_arrays_that_begin_anywhere_and_not_behind_their_end(
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.small) for kind in KINDS])
 @pytest.mark.parametrize("kv", NAMES)
-@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 50])
+@pytest.mark.parametrize(("first", "tokens"), [(0, n) for n in (1, 15, 16, 17, 50)] + [(23, 30)])
 def test_gathered_rows_are_those_of_the_sequence_in_order(
-    device: Device, kind: str, kv: str, tokens: int
+    device: Device, kind: str, kv: str, first: int, tokens: int
 ) -> None:
-    number = FORMATS[kv]
-    store = KVStore(kind, [20, tokens], HEADS, DIM, number)
+    number, end = FORMATS[kv], first + tokens
+    store = KVStore(kind, [20, end], HEADS, DIM, number)
     for which in (0, 1):
         store.write_stored(1, which, random_rows(number, len(store.rows(1, which)), which))
     keys, values = (number.nans(tokens + 1, HEADS, DIM) for _ in range(2))
-    arguments = struct(GATHER, *store.place, store.row_elements, tokens, BEFORE, 0)
-    table = store.entries([(0, 0)] * BEFORE + [(1, tokens - 1)])
+    arguments = struct(GATHER, *store.place, store.row_elements, tokens, BEFORE, first)
+    table = store.entries([(0, 0)] * BEFORE + [(1, end - 1)])
     device.threads(
         f"gather_{kv}_{kind}",
         [table, store.pages, store.arena, keys, values, arguments],
@@ -94,7 +94,7 @@ def test_gathered_rows_are_those_of_the_sequence_in_order(
         (32, 4),
     )
     for which, found in enumerate((keys, values)):
-        assert np.array_equal(found[:tokens], store.rows(1, which)[:tokens])
+        assert np.array_equal(found[:tokens], store.rows(1, which)[first:end])
         assert np.isnan(number.decode(found[tokens])).all(), "one row too many"
 
 

@@ -1,5 +1,6 @@
 """decode_split and decode_combine against float64, and against themselves in other company."""
 
+from dataclasses import replace
 from itertools import product
 
 import mlx.core as mx
@@ -156,6 +157,30 @@ def test_the_order_of_threadgroups_and_simdgroups_changes_no_bit(
     for seed in range(1, 4):
         ordered.set_order(seed)
         assert np.array_equal(attend(ordered, shape, store, queries, rows), first), seed
+
+
+@pytest.mark.parametrize("shape", small(SMALL))
+@pytest.mark.parametrize("window", [1, 100, 128, 129, 257, 600])
+def test_windows_sinks_and_softcaps(device: Device, shape: Shape, window: int) -> None:
+    sinks = tuple(np.linspace(-3.0, 4.0, shape.query_heads).tolist())
+    for changes in ({}, {"softcap": 2.0}, {"sinks": sinks}, {"softcap": 2.0, "sinks": sinks}):
+        its = replace(shape, window=window, **changes)  # type: ignore[arg-type]
+        error = largest_error(device, its, [1, 99, 130, 500, SHORT_ROW_TOKENS + 300], 1.5)
+        assert error <= ROUNDING[shape.activations], changes
+
+
+@pytest.mark.small
+def test_rows_before_a_window_are_not_read(device: Device) -> None:
+    shape = replace(SMALL[0], window=70)
+    store = filled(shape, [300], 2.0)
+    queries = random_queries(shape, 1, 2.0)
+    before = attend(device, shape, store, queries, [(0, 299)])
+    for which in (0, 1):
+        rows = store.number.decode(store.rows(0, which)[:300])
+        rows[:230] = np.nan
+        store.write(0, which, rows)
+    assert np.array_equal(attend(device, shape, store, queries, [(0, 299)]), before)
+    assert not np.isnan(shape.number.decode(before)).any()
 
 
 @pytest.mark.small

@@ -16,7 +16,10 @@ PLACE = [
 ]
 DECODE_TASK = np.dtype([("row", "u4"), ("split", "u4")])
 ATTENTION = np.dtype(
-    [*PLACE, ("query_heads", "u4"), ("kv_heads", "u4"), ("first_row", "u4"), ("scale", "f4")]
+    [
+        *(*PLACE, ("query_heads", "u4"), ("kv_heads", "u4"), ("first_row", "u4"), ("scale", "f4")),
+        *(("softcap", "f4"), ("window", "u4"), ("sinks", "u4"), ("unused", "u4")),
+    ]
 )
 APPEND = np.dtype([*PLACE, ("row_elements", "u4"), ("rows", "u4")])
 PROJECT = np.dtype(
@@ -27,8 +30,9 @@ PROJECT = np.dtype(
     ]
 )
 GATHER = np.dtype(
-    [*PLACE, ("row_elements", "u4"), ("tokens", "u4"), ("row", "u4"), ("unused", "u4")]
+    [*PLACE, ("row_elements", "u4"), ("tokens", "u4"), ("row", "u4"), ("first", "u4")]
 )
+SWIGLU = np.dtype([("elements", "u4"), ("gate", "u4")])
 BLOCK = np.dtype(
     [
         *(("source", "u8"), ("target", "u8"), ("source_stride", "u8"), ("target_stride", "u8")),

@@ -70,13 +70,14 @@ void decode(const std::string& kind) {
   std::vector<uint32_t> first_task{0, 3, 4};
   std::vector<float> sums(4 * kQueryHeads * kHeadDim);
   std::vector<float> softened(4 * kQueryHeads * 2);
-  AttentionArguments arguments{all.place, kQueryHeads, kKVHeads, 0, 0.125f};
+  AttentionArguments arguments{all.place, kQueryHeads, kKVHeads, 0, 0.125f, 2.0f, 0, 1, 0};
+  std::vector<float> sinks(kQueryHeads);
   run("decode_split_bfloat_bfloat_64_" + kind,
       {queries.data(), tasks.data(), all.rows.data(), all.pages.data(), all.memory.data(),
-       sums.data(), softened.data(), out.data(), &arguments},
+       sums.data(), softened.data(), out.data(), &arguments, sinks.data()},
       {{kKVHeads * 2, 4, 1}, {kThreads, 1, 1}});
   run("decode_combine_bfloat_64",
-      {sums.data(), softened.data(), first_task.data(), out.data(), &arguments},
+      {sums.data(), softened.data(), first_task.data(), out.data(), &arguments, sinks.data()},
       {{kQueryHeads, 2, 1}, {32, 1, 1}});
 }
 
@@ -110,8 +111,8 @@ void swiglu() {
   Numbers gate(999, 0x3c00);
   Numbers up = gate;
   Numbers out(gate.size());
-  uint32_t elements = static_cast<uint32_t>(gate.size());
-  run("swiglu_bfloat", {gate.data(), up.data(), out.data(), &elements},
+  SwigluArguments arguments{static_cast<uint32_t>(gate.size()), kSilu};
+  run("swiglu_bfloat", {gate.data(), up.data(), out.data(), &arguments},
       {{250, 1, 1}, {64, 1, 1}, true});
 }
 

@@ -9,12 +9,24 @@ Whole = NDArray[np.int_]
 Single = NDArray[np.float32]
 
 
-def attention(queries: Floats, keys: Floats, values: Floats, scale: float) -> Floats:
-    """Of one row. queries, result: [heads][D]; keys, values: [positions][kv_heads][D]."""
+def attention(
+    queries: Floats,
+    keys: Floats,
+    values: Floats,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: Single | None = None,
+) -> Floats:
+    """Of one row. queries, result: [heads][D]; keys, values: [positions][kv_heads][D]; sinks:
+    [heads]."""
     group = queries.shape[0] // keys.shape[1]
     scores = np.einsum("hd,nhd->hn", queries, keys.repeat(group, axis=1)) * scale
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    if sinks is not None:
+        scores = np.concatenate([scores, sinks.astype(np.float64)[:, None]], axis=1)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
+    weights = (weights / weights.sum(axis=1, keepdims=True))[:, : len(keys)]
     mixed: Floats = np.einsum("hn,nhd->hd", weights, values.repeat(group, axis=1))
     return mixed
 

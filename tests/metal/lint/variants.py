@@ -115,8 +115,9 @@ VARIANTS = (
     Variant(
         "a product narrowed to half without a cast",
         SWIGLU,
-        "static_cast<T>(x / (1.0f + precise::exp(-x)) * float(up[element]))",
-        "x / (1.0f + precise::exp(-x)) * float(up[element])",
+        "static_cast<T>(\n"
+        "          gated(arguments.gate, float(gate[element]), float(up[element])))",
+        "gated(arguments.gate, float(gate[element]), float(up[element]))",
     ),
     Variant(
         "a write to what is only read", SWIGLU, "out[element] =", "up[element] = out[element] ="

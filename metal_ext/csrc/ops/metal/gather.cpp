@@ -49,14 +49,14 @@ struct RegionView {
 }  // namespace
 
 std::pair<mx::array, mx::array> device::gather(
-    const mx::array& token, const DeviceRows& rows, int64_t segment, int64_t tokens,
+    const mx::array& token, const DeviceRows& rows, int64_t segment, int64_t first, int64_t tokens,
     const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& kv_backend) {
   check_rows_of("gather", *rows, kv_backend);
   const std::vector<Segment>& segments = rows->table().segments();
   checked_run("segments of the table", segment, 1, segments.size());
   const auto number = static_cast<size_t>(segment);
   const int64_t shown = segments[number].start + segments[number].count;
-  checked_run("tokens of the segment's range", 0, tokens, static_cast<uint64_t>(shown));
+  checked_run("tokens of the segment's range", first, tokens, static_cast<uint64_t>(shown));
   const auto most = static_cast<int64_t>(
       rows->kv_backend()->memory->geometry().row_bytes(0));  // the most head_dim and kv_heads
   checked_between("head_dim", head_dim, 1, most);
@@ -65,7 +65,7 @@ std::pair<mx::array, mx::array> device::gather(
   const LayerRows place(*kv_backend->memory, layer, heads);
   const metal::GatherArguments arguments{
       place.place, heads.row_elements(), narrowed<uint32_t>("tokens", tokens),
-      narrowed<uint32_t>("rows", rows->first_row(number)), 0};
+      narrowed<uint32_t>("rows", rows->first_row(number)), narrowed<uint32_t>("first", first)};
   const mx::Shape shape{narrowed<int>("tokens", tokens), narrowed<int>("kv_heads", kv_heads),
                         narrowed<int>("head_dim", head_dim)};
   const auto results = mx::array::make_arrays(

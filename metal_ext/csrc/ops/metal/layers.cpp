@@ -77,8 +77,18 @@ metal::DeltaArguments arguments_of(
           static_cast<float>(delta.eps), 0};
 }
 
+// Returns the number that the kernel has for a gate.
+uint32_t number_of_gate(cpu::Gate gate) {
+  switch (gate) {
+    case cpu::Gate::gelu_tanh: return metal::kGeluTanh;
+    case cpu::Gate::clamped_silu: return metal::kClampedSilu;
+    default: return metal::kSilu;
+  }
+}
+
 struct Swiglu {
   metal::Kernel kernel;
+  uint32_t kind;
 
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
@@ -86,11 +96,12 @@ struct Swiglu {
     const mx::array up = encoder.contiguous(in[1]);
     allocate_on_device(out[0]);
     const auto elements = narrowed<uint32_t>("elements", out[0].size());
+    const metal::SwigluArguments arguments{elements, kind};
     encoder.kernel(kernel);
     encoder.input(gate, 0);
     encoder.input(up, 1);
     encoder.output(out[0], 2);
-    encoder.bytes(elements, 3);
+    encoder.bytes(arguments, 3);
     encoder.run_threads(
         MTL::Size((elements + metal::kSwigluNumbers - 1) / metal::kSwigluNumbers, 1, 1));
   }
@@ -122,7 +133,7 @@ std::pair<mx::array, mx::array> device::gated_delta(
   return {results[0], results[1]};
 }
 
-mx::array device::swiglu(const mx::array& gate, const mx::array& up) {
+mx::array device::swiglu(const mx::array& gate, const mx::array& up, const std::string& kind) {
   const metal::Number type = number_of("gate", gate.dtype());
   check_same_type("gate", gate, "up", up);
   require<std::invalid_argument>(
@@ -130,7 +141,9 @@ mx::array device::swiglu(const mx::array& gate, const mx::array& up) {
   constexpr int64_t kMostElements = int64_t{1} << 31;
   checked_between("elements of gate", static_cast<int64_t>(gate.size()), 1, kMostElements);
   return mx::array(
-      gate.shape(), gate.dtype(), device_operation("swiglu", Swiglu{metal::swiglu_kernel(type)}),
+      gate.shape(), gate.dtype(),
+      device_operation(
+          "swiglu", Swiglu{metal::swiglu_kernel(type), number_of_gate(cpu::gate_of(kind))}),
       {gate, up});
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -35,7 +36,7 @@ std::pair<mx::array, mx::array> project_append(
     const DeviceRows& rows, const Layer& layer, const DeviceMemory& kv_backend);
 
 std::pair<mx::array, mx::array> gather(
-    const mx::array& token, const DeviceRows& rows, int64_t segment, int64_t tokens,
+    const mx::array& token, const DeviceRows& rows, int64_t segment, int64_t first, int64_t tokens,
     const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& kv_backend);
 
 // Returns a view of a region's first `tokens` rows, valid while they are mapped. Throws
@@ -51,7 +52,7 @@ std::pair<mx::array, mx::array> gated_delta(
     const mx::array& b, const Delta& delta, const DeviceStateRows& states, int64_t offset,
     const DeviceMemory& kv_backend);
 
-mx::array swiglu(const mx::array& gate, const mx::array& up);
+mx::array swiglu(const mx::array& gate, const mx::array& up, const std::string& kind);
 
 mx::array step_end(
     const std::vector<mx::array>& arrays, const DeviceRows& rows, const DeviceMemory& kv_backend);

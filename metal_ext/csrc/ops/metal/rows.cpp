@@ -136,22 +136,23 @@ int64_t MetalRows::entries_offset(size_t buffer) const {
   return static_cast<int64_t>(buffer * size() * sizeof(metal::RowEntry));
 }
 
-const DecodeCut& MetalRows::decode_cut(size_t first, size_t count) {
-  if (const auto found = cuts_.find({first, count}); found != cuts_.end()) {
+const DecodeCut& MetalRows::decode_cut(size_t first, size_t count, uint32_t window) {
+  if (const auto found = cuts_.find({first, count, window}); found != cuts_.end()) {
     return found->second;
   }
   std::vector<metal::DecodeTask> tasks;
   std::vector<uint32_t> first_task;
   for (uint32_t row = 0; row < count; ++row) {
     first_task.push_back(narrowed<uint32_t>("tasks", tasks.size()));
-    const uint32_t splits = metal::split_count(table_.rows()[first + row].position);
+    const auto position = static_cast<uint32_t>(table_.rows()[first + row].position);
+    const uint32_t splits = metal::split_count(position - metal::first_seen(position, window));
     for (uint32_t split = 0; split < splits; ++split) {
       tasks.push_back({row, split});
     }
   }
   first_task.push_back(narrowed<uint32_t>("tasks", tasks.size()));
   const DecodeCut cut{words_of(tasks), words_of(first_task), tasks.size(), tasks.size() > count};
-  return cuts_.emplace(std::pair(first, count), cut).first->second;
+  return cuts_.emplace(std::tuple(first, count, window), cut).first->second;
 }
 
 void MetalRows::require_open(const char* operation) const {

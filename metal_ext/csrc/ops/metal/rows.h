@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -58,8 +59,9 @@ class MetalRows {
   // Returns the buffers that views may show while the step writes to them, each as an array of one
   // element. Sparse: those of ranges with several rows. Dense: the only one. Paged: none.
   const std::vector<mx::array>& written(size_t buffer) const { return written_[buffer]; }
-  // Returns the tasks of `count` rows of the table, from `first` on. Keeps them for the next layer.
-  const DecodeCut& decode_cut(size_t first, size_t count);
+  // Returns the tasks of `count` rows of the table, from `first` on, that see a window (0 for all).
+  // Keeps them for the next layer.
+  const DecodeCut& decode_cut(size_t first, size_t count, uint32_t window);
 
  private:
   void use_ranges();
@@ -75,7 +77,7 @@ class MetalRows {
   mx::array entries_;
   mx::array pages_;
   std::vector<std::vector<mx::array>> written_;
-  std::map<std::pair<size_t, size_t>, DecodeCut> cuts_;
+  std::map<std::tuple<size_t, size_t, uint32_t>, DecodeCut> cuts_;
 };
 
 // Throws std::invalid_argument unless the rows belong to this backend.

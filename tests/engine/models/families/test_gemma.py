@@ -148,7 +148,11 @@ def test_the_text_of_a_gemma_3_with_images_is_the_same_model(tmp_path: Path) -> 
 
 
 def test_what_files_of_gemma_3_leave_out_is_as_in_the_smallest(tmp_path: Path) -> None:
-    values = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    values: dict[str, Any] = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+    }
     values |= {"sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
     nested = {"model_type": "gemma3", "text_config": values | {"model_type": "gemma3_text"}}
     (tmp_path / "config.json").write_text(json.dumps(nested))

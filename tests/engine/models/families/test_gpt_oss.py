@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.checkpoint import Checkpoint, promised_checkpoint, read_checkpoint
 from engine.models.config import ModelConfig
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import CheckpointError
@@ -23,8 +23,8 @@ from tests.reference import load_reference
 SPEC = replace(SMALL, head_dim=64, intermediate_size=96, tie_word_embeddings=False)
 TOLERANCE = 2e-4
 BOTH = pytest.mark.parametrize("packed", [False, True], ids=["MLX", "packed"])
-MXFP4 = {"bits": 4, "mode": "mxfp4"}
-AFFINE = {"bits": 4, "layers": {"mlp.router": {"bits": 8, "group_size": 64}}}
+MXFP4: dict[str, Any] = {"bits": 4, "mode": "mxfp4"}
+AFFINE: dict[str, Any] = {"bits": 4, "layers": {"mlp.router": {"bits": 8, "group_size": 64}}}
 Arrays = dict[str, mx.array]
 
 
@@ -119,6 +119,11 @@ def test_the_hubs_blocks_are_the_same_weights_as_mlxs(tmp_path: Path) -> None:
     mlx = written(tmp_path / "mlx", **MXFP4)
     assert hub.spec == mlx.spec
     assert hub.num_weights == mlx.num_weights
+    for whole in (hub, mlx):  # what is promised without the weights
+        (whole.path / "model.safetensors").unlink()
+        promised = promised_checkpoint(whole.path, whole.stored_bytes)
+        assert promised.packed_bytes == whole.packed_bytes
+        assert promised.num_weights == whole.num_weights
 
 
 def test_layers_have_sinks_biases_and_in_turn_a_window(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ inline float exp(float x) { return std::exp(x); }
 inline float log(float x) { return std::log(x); }
 inline float rsqrt(float x) { return 1.0f / std::sqrt(x); }
 inline float sin(float x) { return std::sin(x); }
+inline float tanh(float x) { return std::tanh(x); }
 inline float sqrt(float x) { return std::sqrt(x); }
 }  // namespace precise
 using namespace precise;
