@@ -164,7 +164,7 @@ def test_the_order_of_threadgroups_and_simdgroups_changes_no_bit(
 def test_windows_sinks_and_softcaps(device: Device, shape: Shape, window: int) -> None:
     sinks = tuple(np.linspace(-3.0, 4.0, shape.query_heads).tolist())
     for changes in ({}, {"softcap": 2.0}, {"sinks": sinks}, {"softcap": 2.0, "sinks": sinks}):
-        its = replace(shape, window=window, **changes)  # type: ignore[arg-type]
+        its = replace(shape, window=window, **changes)
         error = largest_error(device, its, [1, 99, 130, 500, SHORT_ROW_TOKENS + 300], 1.5)
         assert error <= ROUNDING[shape.activations], changes
 

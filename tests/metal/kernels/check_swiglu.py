@@ -30,11 +30,12 @@ def right(gate: Floats, up: Floats, kind: int) -> Floats:
     """In float64."""
     if kind == 1:
         half = (2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3)
-        return gate / (1.0 + np.exp(-2.0 * half)) * up  # which is gate / 2 * (1 + tanh(half)) * up
-    if kind == 2:
+        gated: Floats = gate / (1.0 + np.exp(-2.0 * half)) * up  # gate / 2 * (1 + tanh(half)) * up
+    elif kind == 2:
         gate = np.minimum(gate, 7.0)
-        return gate / (1.0 + np.exp(-1.702 * gate)) * (np.clip(up, -7.0, 7.0) + 1.0)
-    gated: Floats = gate / (1.0 + np.exp(-gate)) * up
+        gated = gate / (1.0 + np.exp(-1.702 * gate)) * (np.clip(up, -7.0, 7.0) + 1.0)
+    else:
+        gated = gate / (1.0 + np.exp(-gate)) * up
     return gated
 
 

@@ -67,7 +67,7 @@ def as_on_the_hub(weights: Arrays) -> Arrays:
         if kind == "bias":
             found[f"{start}_bias"] = array
         else:
-            words, scales = mx.quantize(array, 32, 4, mode="mxfp4")
+            words, scales, *_ = mx.quantize(array, 32, 4, mode="mxfp4")
             blocks = words.view(mx.uint8)
             found[f"{start}_blocks"] = blocks.reshape(*scales.shape, 16)
             found[f"{start}_scales"] = scales
