@@ -1,6 +1,7 @@
 """Fields of config.json that make a checkpoint of random weights a mixture of experts or a hybrid,
 the hub's names of experts' tensors, and the dimensions of published models."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -118,6 +119,7 @@ GEMMA3: dict[str, Any] = {
 GPT_OSS: dict[str, Any] = {
     "model_type": "gpt_oss",
     "architectures": ["GptOssForCausalLM"],
+    "tie_word_embeddings": False,
     "num_local_experts": 8,
     "num_experts_per_tok": 3,
     "sliding_window": 40,
@@ -164,12 +166,64 @@ def names_fused(folder: Path) -> Path:
     return _renamed(folder, joined)
 
 
-def _renamed(folder: Path, change: Callable[[str, mx.array], Arrays]) -> Path:
+def names_in_blocks(folder: Path) -> Path:
+    """Store gpt-oss's experts as the hub does: in blocks of MXFP4, rows of gate and up in turn."""
+
+    def packed(name: str, array: mx.array) -> Arrays:
+        above, _, place = name.partition(".mlp.experts.")
+        which, _, kind = place.partition("_proj.")
+        if which in ("gate", "up"):
+            kept[above + kind + which] = array
+            both = [kept.get(above + kind + each) for each in ("gate", "up")]
+            if both[0] is None or both[1] is None:
+                return {}
+            array, which = mx.stack([both[0], both[1]], axis=2).flatten(1, 2), "gate_up"
+        start = f"{above}.mlp.experts.{which}_proj"
+        if kind == "bias":
+            return {f"{start}_bias": array}
+        words, scales, *_ = mx.quantize(array, 32, 4, mode="mxfp4")
+        blocks = words.view(mx.uint8).reshape(*scales.shape, 16)
+        return {f"{start}_blocks": blocks, f"{start}_scales": scales}
+
+    kept: Arrays = {}
+    _change_config(
+        folder, lambda values: values | {"quantization_config": {"quant_method": "mxfp4"}}
+    )
+    return _renamed(folder, packed, ".mlp.experts.")
+
+
+def nests_text(folder: Path) -> Path:
+    """Store Gemma 3 as a part of a model with images."""
+    file = str(folder / "model.safetensors")
+    weights: Arrays = mx.load(file)  # type: ignore[assignment]
+    weights = {f"language_model.{name}": array for name, array in weights.items()}
+    weights |= {"vision_tower.a": mx.ones((4,)), "multi_modal_projector.b": mx.ones((4,))}
+    mx.eval(weights)
+    mx.save_safetensors(file, weights, {"format": "mlx"})
+    outer = {"model_type": "gemma3", "vision_config": {}}
+    kept = ("architectures", "vocab_size", "quantization")
+    _change_config(
+        folder,
+        lambda values: (
+            outer | {"text_config": values} | {key: values[key] for key in kept if key in values}
+        ),
+    )
+    return folder
+
+
+def _change_config(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+
+
+def _renamed(
+    folder: Path, change: Callable[[str, mx.array], Arrays], within: str = ".switch_mlp."
+) -> Path:
     file = str(folder / "model.safetensors")
     stored: Arrays = mx.load(file)  # type: ignore[assignment]
     arrays: Arrays = {}
     for name, array in stored.items():
-        arrays |= change(name, array) if ".switch_mlp." in name else {name: array}
+        arrays |= change(name, array) if within in name else {name: array}
     mx.eval(arrays)
     mx.save_safetensors(file, arrays, {"format": "pt"})
     return folder

@@ -11,7 +11,9 @@ from engine.models.checkpoint import Checkpoint
 
 # mlx_lm lowers the limit of open files for the whole process when it is imported.
 with mock.patch.object(resource, "setrlimit"):
+    from mlx_lm.models import gemma2
     from mlx_lm.models import prism_hadamard_qwen35 as prism
+    from mlx_lm.models.base import create_causal_mask
     from mlx_lm.models.rope_utils import initialize_rope
     from mlx_lm.utils import _get_classes as classes_of
     from mlx_lm.utils import load_model
@@ -37,13 +39,30 @@ class Float32RotatedEmbedding(prism.HadamardQuantizedEmbedding):  # type: ignore
         return rotated
 
 
+class WindowedGemma2(gemma2.GemmaModel):  # type: ignore[misc]
+    """Gemma 2 whose layers have windows as in transformers; in mlx-lm they see all tokens."""
+
+    windows: tuple[int | None, ...]
+
+    def __call__(self, inputs: mx.array, cache: None = None) -> mx.array:
+        x = self.embed_tokens(inputs) * self.args.hidden_size**0.5
+        for layer, window in zip(self.layers, self.windows, strict=True):
+            x = layer(x, create_causal_mask(inputs.shape[1], window_size=window))
+        states: mx.array = self.norm(x)
+        return states
+
+
 def load_reference(checkpoint: Checkpoint, *, stored: bool = False) -> Any:
     """Return mlx-lm's model in float32, with codes as they are: unpacked they would be rounded to
     the checkpoint's own 16 bits. stored: in the checkpoint's own dtype."""
     model = lazy_reference(checkpoint)
+    text = getattr(model, "language_model", model).model
+    if isinstance(text, gemma2.GemmaModel):
+        text.__class__ = WindowedGemma2
+        text.windows = tuple(each.window for each in checkpoint.spec.attentions)
     if not stored:
         model.set_dtype(mx.float32)
-        embedding = model.model.embed_tokens
+        embedding = text.embed_tokens
         for wide in (Float32Embedding, Float32RotatedEmbedding):
             if type(embedding) is wide.__base__:
                 embedding.__class__ = wide

@@ -1,4 +1,4 @@
-"""Random hybrids of Qwen's, as MLX's tools and as the hub have them; steps of ours."""
+"""Random models of many families, as MLX's tools and as the hub have them; steps of ours."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,14 @@ from engine.models.forward import Forward
 from kvcache.layout import KVFormat
 from kvcache.manager import KVCacheManager
 from tests.engine.models.forwards import cache_for
-from tests.families import BONSAI, bonsai_modules, names_apart, names_fused
+from tests.families import (
+    BONSAI,
+    bonsai_modules,
+    names_apart,
+    names_fused,
+    names_in_blocks,
+    nests_text,
+)
 from tests.families import FIELDS as FIELDS
 from tests.families import QWEN3_5_MOE as QWEN3_5_MOE
 from tests.families import QWEN3_NEXT as QWEN3_NEXT
@@ -37,7 +44,15 @@ MIXED: dict[str, Any] = {
     "layers": {"mlp.gate": EIGHT_BITS, "shared_expert_gate": EIGHT_BITS},
 }
 """As mlx-lm packs mixtures of experts."""
-ON_THE_HUB = {"qwen3_5_moe": names_fused, "qwen3_next": names_apart}
+POST_NORMS = {"post_attention_layernorm": 3, "post_feedforward_layernorm": 12}
+"""What is added to Gemmas' norms: else the token itself, or what all have in common, would decide,
+and an answer would say one token again and again."""
+ON_THE_HUB = {
+    "qwen3_5_moe": names_fused,
+    "qwen3_next": names_apart,
+    "gemma3_text": nests_text,
+    "gpt_oss": names_in_blocks,
+}
 TEXT_NORMS = ("input_layernorm", "post_attention_layernorm", "model.norm", "q_norm", "k_norm")
 
 
@@ -48,12 +63,20 @@ def write_hybrid(folder: Path, spec: ModelSpec = SPEC, *, hub: bool = False, **h
     write_model(folder, spec, **fields)
     file = folder / "model.safetensors"
     weights = cast(dict[str, mx.array], mx.load(str(file)))
+    if str(fields["model_type"]).startswith("gemma"):  # no files have the head of mlx-lm's class
+        weights = {
+            name: each + POST_NORMS.get(name.split(".")[-2], 0)
+            for name, each in weights.items()
+            if "lm_head" not in name
+        }
     for number, (name, array) in enumerate(sorted(weights.items())):
-        if array.ndim == 1 and not name.endswith((".A_log", ".scales", ".biases")):
+        if (array.ndim == 1 or name.endswith(".bias")) and not name.endswith(
+            (".A_log", ".scales", ".biases")
+        ):
             noise = mx.random.normal(array.shape, key=mx.random.key(number)) * 0.3
             weights[name] = (array + noise).astype(array.dtype)
     nested = str(fields["model_type"]).startswith("qwen3_5")
-    if hub:
+    if hub and str(fields["model_type"]).startswith("qwen"):
         weights = dict(_as_on_the_hub(name, array) for name, array in weights.items())
         weights["mtp.norm.weight"] = mx.ones((4,))
     if hub and nested:

@@ -1,4 +1,5 @@
-"""Greedy answers of random mixtures of experts and hybrids, token for token against mlx-lm's.
+"""Greedy answers of random mixtures of experts, hybrids and models with windows, token for token
+against mlx-lm's.
 
 ``make parity`` prints a table: every family in every form of its files, three seeds each, eight
 prompts together and then each alone. mlx-lm's model, in float32 as ours, says each token of an
@@ -21,6 +22,7 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.spec import Experts
 from tests.engine.models.families.greedy import ENGINE, answers_of
 from tests.engine.models.hybrids import (
+    EIGHT_BITS,
     FIELDS,
     MIXED,
     QWEN3_5_MOE,
@@ -30,7 +32,7 @@ from tests.engine.models.hybrids import (
     write_hybrid,
 )
 from tests.engines import Answers, built_loop
-from tests.families import QWEN3_MOE, ROUTERS, names_apart
+from tests.families import GEMMA2, GEMMA3, GPT_OSS, QWEN3_MOE, ROUTERS, names_apart
 from tests.models import write_model
 from tests.reference import load_reference
 
@@ -50,6 +52,7 @@ TIES = (
     "checkpoint, its answers may part from ours at any of them."
 )
 FOUR_BITS: dict[str, Any] = {"bits": 4, "group_size": 64}
+MXFP4: dict[str, Any] = {"bits": 4, "mode": "mxfp4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,16 @@ def _forms() -> Iterator[Form]:
         yield Form(family, "bfloat16, the hub's names", fields, hub=True)
         yield Form(family, "bfloat16, MLX's names", fields)
         yield Form(family, f"{bits}, MLX's names", fields, packing=packing)
+    for family, fields in (("gemma2", GEMMA2), ("gemma3_text", GEMMA3)):
+        yield Form(family, "bfloat16", fields)
+        yield Form(family, "4 bits", fields, packing=FOUR_BITS)
+    yield Form("gemma3_text", "4 bits, in a model with images", GEMMA3, hub=True, packing=FOUR_BITS)
+    fields = GPT_OSS | {"gain": 2.5}  # with 3, rounding grows so that routers choose otherwise
+    routers = {"layers": {"mlp.router": EIGHT_BITS}}
+    yield Form("gpt_oss", "bfloat16", fields)
+    yield Form("gpt_oss", "4 bits, routers in 8", fields, packing=FOUR_BITS | routers)
+    yield Form("gpt_oss", "MXFP4, MLX's names", fields, packing=MXFP4)
+    yield Form("gpt_oss", "experts in MXFP4, the hub's names", fields, hub=True)
     yield Form(BONSAI_FAMILY, "2 bits, schema 2", {}, hub=True)
     yield Form(BONSAI_FAMILY, "2 bits, schema 1", {})
 
@@ -185,7 +198,9 @@ def _watch(model: Any, checkpoint: Checkpoint, routing: Routing) -> None:
     """From now on mlx-lm's routers tell what they choose."""
     for layer, spec in zip(model.layers, checkpoint.spec.layers, strict=True):
         if isinstance(spec.mlp, Experts):
-            layer.mlp.gate = _Watched(layer.mlp.gate, routing, spec.mlp.chosen)
+            name = "router" if spec.mlp.biases else "gate"
+            watched = _Watched(getattr(layer.mlp, name), routing, spec.mlp.chosen)
+            setattr(layer.mlp, name, watched)
 
 
 class _Watched:

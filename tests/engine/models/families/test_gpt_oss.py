@@ -1,6 +1,5 @@
 """gpt-oss is read as MLX's tools and as the hub write it, and its logits are mlx-lm's."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,58 +19,15 @@ from tests.families import GPT_OSS
 from tests.models import SMALL, write_config
 from tests.reference import load_reference
 
-SPEC = replace(SMALL, head_dim=64, intermediate_size=96, tie_word_embeddings=False)
+SPEC = replace(SMALL, head_dim=64, intermediate_size=96)
 TOLERANCE = 2e-4
 BOTH = pytest.mark.parametrize("packed", [False, True], ids=["MLX", "packed"])
 MXFP4: dict[str, Any] = {"bits": 4, "mode": "mxfp4"}
 AFFINE: dict[str, Any] = {"bits": 4, "layers": {"mlp.router": {"bits": 8, "group_size": 64}}}
-Arrays = dict[str, mx.array]
 
 
-def written(folder: Path, *, hub: bool = False, **how: Any) -> Checkpoint:
-    """A model of random weights, sinks and biases. hub: experts are packed and named as there."""
-    own = {} if hub else how
-    write_hybrid(folder, SPEC, **({"dtype": "float32"} | GPT_OSS | own))
-    file = str(folder / "model.safetensors")
-    weights: Arrays = dict(mx.load(file))  # type: ignore[arg-type]
-    for number, (name, array) in enumerate(sorted(weights.items())):
-        if name.endswith(".bias"):
-            noise = mx.random.normal(array.shape, key=mx.random.key(number))
-            weights[name] = (0.3 * noise).astype(array.dtype)
-    if hub:
-        weights = as_on_the_hub(weights)
-        config = json.loads((folder / "config.json").read_text())
-        config["quantization_config"] = {"quant_method": "mxfp4"}
-        (folder / "config.json").write_text(json.dumps(config))
-    mx.eval(weights)
-    mx.save_safetensors(file, weights, {"format": "mlx"})
-    return read_checkpoint(folder)
-
-
-def as_on_the_hub(weights: Arrays) -> Arrays:
-    """Experts in blocks of MXFP4, of which rows of gate and up alternate."""
-    found: Arrays = {}
-    for name, array in weights.items():
-        above, is_expert, place = name.partition(".mlp.experts.")
-        which, _, kind = place.partition("_proj.")
-        if not is_expert:
-            found[name] = array
-            continue
-        if which == "up":
-            continue
-        if which == "gate":
-            up = weights[f"{above}.mlp.experts.up_proj.{kind}"]
-            both = mx.stack([array, up], axis=2)  # [experts, rows, 2, ...]
-            array, which = both.flatten(1, 2), "gate_up"
-        start = f"{above}.mlp.experts.{which}_proj"
-        if kind == "bias":
-            found[f"{start}_bias"] = array
-        else:
-            words, scales, *_ = mx.quantize(array, 32, 4, mode="mxfp4")
-            blocks = words.view(mx.uint8)
-            found[f"{start}_blocks"] = blocks.reshape(*scales.shape, 16)
-            found[f"{start}_scales"] = scales
-    return found
+def written(folder: Path, **how: Any) -> Checkpoint:
+    return read_checkpoint(write_hybrid(folder, SPEC, **({"dtype": "float32"} | GPT_OSS | how)))
 
 
 def logits_of(checkpoint: Checkpoint, ids: list[int]) -> mx.array:
