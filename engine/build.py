@@ -310,7 +310,11 @@ def assemble(
         weights=weights,
     )
     cache_limits = CacheLimits(
-        memory.kv_budget_bytes, memory.max_num_seqs, memory.max_buffers, config
+        memory.kv_budget_bytes,
+        memory.max_num_seqs,
+        memory.max_buffers,
+        config,
+        config.max_num_batched_tokens,
     )
     shares = config.prefix_cache and backends[0].shares_blocks
     states = new_states(memory.layout.shape.slot, memory.num_slots, backends[0], workers)

@@ -37,7 +37,10 @@ class BlockAllocator:
         prefixes: PrefixCache,
         *,
         maps_while_running: bool,
+        sequence_blocks: int,
     ) -> None:
+        """``sequence_blocks`` is the most blocks that any sequence needs at one time."""
+        self.sequence_blocks = sequence_blocks
         self._group = group
         self._pool = pool
         self._buffers = buffers
@@ -61,16 +64,25 @@ class BlockAllocator:
         cached = self._pool.count(BlockState.CACHED)
         return self._pool.free_blocks + cached - self._buffers.reserved_blocks
 
-    def add(self, own: SequenceBlocks, blocks: int) -> None:
-        """Add a sequence, and reserve this number of blocks for it."""
+    def add(self, own: SequenceBlocks, end: int) -> None:
+        """Add a sequence, and reserve blocks for its places before ``end``, but no more than it
+        needs at one time."""
         self._num_sequences += 1
-        self._buffers.reserve(own.buffer, blocks)
+        self._buffers.reserve(own.buffer, end, self.sequence_blocks)
+
+    def adjust(self, own: SequenceBlocks) -> None:
+        """Reserve as many of the blocks that a sequence needs as are available, after it has let go
+        of blocks that others keep, or has got blocks of others."""
+        buffer = own.buffer
+        spare = self.available_blocks + buffer.reserved_blocks
+        most_held = min(self.sequence_blocks, len(buffer.held) + spare)
+        self._buffers.reserve(buffer, buffer.reservation, most_held)
 
     def remove(self, own: SequenceBlocks) -> None:
         """Remove a sequence and its reservation, after waiting for its queued mappings."""
         self._settle(own)
         self._num_sequences -= 1
-        self._buffers.reserve(own.buffer, 0)
+        self._buffers.reserve(own.buffer, 0, 0)
 
     @property
     def may_map(self) -> bool:
@@ -92,7 +104,7 @@ class BlockAllocator:
             return False
         self.has_waited = self.has_waited or not self._buffers.is_settled(buffer)
         self._settle(own)
-        missing = needed - len(buffer.table)
+        missing = needed - buffer.table.end
         if missing <= 0:
             return True
         if missing - buffer.reserved_blocks > self.available_blocks:
@@ -114,7 +126,7 @@ class BlockAllocator:
         before ``end``. Take unreserved blocks only if one per open sequence stays available."""
         buffer = own.buffer
         ahead = min(end + max(count, MAP_AHEAD_TOKENS), own.sequence.final_tokens)
-        missing = self._group.blocks_for(ahead) - len(buffer.table)
+        missing = self._group.blocks_for(ahead) - buffer.table.end
         if missing > buffer.reserved_blocks + self.available_blocks - self._num_sequences:
             missing = min(missing, buffer.reserved_blocks)
         if missing <= 0 or buffer.pending:
@@ -126,8 +138,8 @@ class BlockAllocator:
     def top_up(self, own: SequenceBlocks, end: int) -> None:
         """While no step runs, map all reserved blocks of the sequence. Also map blocks for many
         tokens after ``end``, but leave them free (premapped)."""
-        aside = own.buffer.reservation * self._group.tokens_per_block
-        self.grow(own, min(aside, self._group.max_tokens))
+        reserved = own.buffer.table.end + own.buffer.reserved_blocks
+        self.grow(own, min(reserved * self._group.tokens_per_block, self._group.max_tokens))
         spare = self._spare_blocks(own, end)
         blocks = self._take(own, spare) if spare else None
         if blocks is not None:
@@ -138,9 +150,9 @@ class BlockAllocator:
         """Return the number of free blocks to map ahead of need, or 0 if enough are mapped."""
         buffer, size = own.buffer, self._group.tokens_per_block
         ahead = min(end + MAP_AHEAD_AT_POINT_TOKENS, own.sequence.final_tokens)
-        wanted = self._group.blocks_for(ahead) - len(buffer.table)
+        wanted = self._group.blocks_for(ahead) - buffer.table.end
         premapped = len(buffer.usable_premapped(wanted)) if wanted > 0 else 0
-        has = (len(buffer.table) + premapped) * size
+        has = (buffer.table.end + premapped) * size
         if has >= min(end + MAP_AHEAD_AT_POINT_TOKENS // 2, own.sequence.final_tokens):
             return 0
         all_premapped = self._pool.premapped_blocks
@@ -156,7 +168,7 @@ class BlockAllocator:
         memory that the backend cannot release must each fit."""
         cached = self._pool.count(BlockState.CACHED)
         held = self._pool.used_blocks - cached + self._buffers.reserved_blocks
-        least = max(blocks, held, self._group.blocks_for(self._group.max_tokens))
+        least = max(blocks, held, self.sequence_blocks)
         self._prefixes.evict(min(self._pool.used_blocks - least, EVICTED_AT_ONCE))
         return self._pool.set_limit(least)
 

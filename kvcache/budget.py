@@ -7,6 +7,7 @@ On a CPU the memory that is available at start is a further limit, because a con
 it is killed. On a GPU, "machine" is the GPU's working set, the memory that a GPU may use. Available
 memory is then no limit, because macOS compresses other programs' memory to make room."""
 
+import sys
 from dataclasses import asdict, dataclass, replace
 
 from kvcache.backends.choice import KVBackend
@@ -184,6 +185,8 @@ class CacheLimits:
     max_buffers: int
     """The most buffers (address ranges, one per sequence) of a group of layers."""
     settings: CacheSettings
+    max_step_tokens: int = sys.maxsize
+    """The most tokens that a step computes (max_num_batched_tokens)."""
 
 
 def fit(

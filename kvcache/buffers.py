@@ -6,7 +6,7 @@ from kvcache.backends.backend import MAPPING_LIMIT_S, BackendFailedError, PageBa
 from kvcache.budget import CacheLimits
 from kvcache.layout import Group
 from kvcache.pool import HeapPool
-from kvcache.records import Block, BlockState, MappedRun, PageTable, Pending, SparseBuffer
+from kvcache.records import Block, BlockState, Leaving, MappedRun, PageTable, Pending, SparseBuffer
 
 
 class BufferPool:
@@ -60,8 +60,11 @@ class BufferPool:
 
     def free(self, buffer: SparseBuffer) -> None:
         """Make a buffer idle. The buffer's blocks must have been unmapped."""
-        self.unmapped_blocks += len(buffer.table)
-        self._cut(buffer, 0)
+        self.unmapped_blocks += len(buffer.held)
+        self._count(buffer, -1)
+        buffer.table = PageTable()
+        buffer.leaving.clear()
+        self._count(buffer, 1)
         self._idle.append(buffer)
 
     def leave_mapped(self, buffer: SparseBuffer) -> list[Block]:
@@ -69,10 +72,11 @@ class BufferPool:
         self._idle.append(buffer)
         return self._cut_premapped(buffer, 0)
 
-    def reserve(self, buffer: SparseBuffer, blocks: int) -> None:
-        """Reserve this number of blocks for a buffer's sequence, instead of as many as before."""
+    def reserve(self, buffer: SparseBuffer, end: int, most_held: int) -> None:
+        """Reserve blocks for a buffer's places before ``end``, instead of as many as before, but no
+        more than ``most_held`` at one time."""
         self._count(buffer, -1)
-        buffer.reservation = blocks
+        buffer.reservation, buffer.most_held = end, most_held
         self._count(buffer, 1)
 
     def unmap_free(self, *, idle: bool) -> bool:
@@ -108,7 +112,7 @@ class BufferPool:
         Return False and change nothing if the limit of mappings is reached or the system
         refuses."""
         assert not buffer.pending
-        first, done = len(buffer.table), self._use_premapped(buffer, blocks, writable)
+        first, done = buffer.table.end, self._use_premapped(buffer, blocks, writable)
         if done == len(blocks):
             return True
         self._unmap_premapped(buffer, 0)
@@ -133,7 +137,7 @@ class BufferPool:
         """Remove and return the last ``count`` blocks, which no step has used. Unmap the blocks, or
         leave them mapped for later if mappings may not change while steps run."""
         assert not buffer.pending
-        return self._unmap_from(buffer, len(buffer.table) - count, count)
+        return self._unmap_from(buffer, buffer.table.end - count, count)
 
     def map_ahead(self, buffer: SparseBuffer, blocks: list[Block]) -> bool:
         """Start mapping blocks at the table's end. Return False at the limit of mappings."""
@@ -168,8 +172,58 @@ class BufferPool:
         return self._cut(buffer, length)
 
     def unmap(self, buffer: SparseBuffer) -> int:
+        """Start unmapping all of a buffer's blocks. Return the ticket of the last operation."""
         assert not buffer.pending
-        return self._backend.unmap(buffer.number, 0, len(buffer.table))
+        self._unmap_premapped(buffer, 0)
+        self.leave(buffer, buffer.table.end)
+        self.unmap_leaving(buffer)
+        return max(item.ticket or 0 for item in buffer.leaving)
+
+    # --- blocks that leave: mapped before the first block that the sequence needs -----------------
+
+    def leave(self, buffer: SparseBuffer, place: int) -> None:
+        """Cut the table's blocks before ``place`` off. They stay mapped until ``take_left``."""
+        self._count(buffer, -1)
+        buffer.leaving.append(Leaving(buffer.table.split(place)))
+        self._count(buffer, 1)
+
+    def jump(self, buffer: SparseBuffer, place: int) -> None:
+        """Cut all blocks off, so that the table goes on at a later place."""
+        self._unmap_premapped(buffer, 0)
+        self._count(buffer, -1)
+        buffer.leaving.append(Leaving(buffer.table))
+        buffer.table = PageTable(place)
+        self._count(buffer, 1)
+
+    def jump_back(self, buffer: SparseBuffer) -> None:
+        """Undo the last jump. The table must be empty."""
+        assert not buffer.table.blocks
+        self._unmap_premapped(buffer, 0)
+        self._count(buffer, -1)
+        buffer.table = buffer.leaving.pop().table
+        self._count(buffer, 1)
+
+    def unmap_leaving(self, buffer: SparseBuffer) -> None:
+        """Start unmapping all blocks that leave."""
+        for item in buffer.leaving:
+            count = len(item.table.blocks)
+            if item.ticket is None:
+                item.ticket = 0
+                if count:
+                    item.ticket = self._backend.unmap(buffer.number, item.table.first, count)
+
+    def take_left(self, buffer: SparseBuffer, completed_ticket: float) -> list[PageTable]:
+        """Remove and return the blocks whose unmapping is done."""
+        self._count(buffer, -1)
+        left = [
+            item.table
+            for item in buffer.leaving
+            if item.ticket is not None and item.ticket <= completed_ticket
+        ]
+        del buffer.leaving[: len(left)]  # operations are done in order
+        self.unmapped_blocks += sum(len(table.blocks) for table in left)
+        self._count(buffer, 1)
+        return left
 
     # --- premapped blocks: mapped before a sequence needs them ------------------------------------
 
@@ -195,7 +249,7 @@ class BufferPool:
         gone = buffer.premapped[first:]
         if not gone:
             return
-        self._backend.unmap(buffer.number, len(buffer.table) + first, len(gone))
+        self._backend.unmap(buffer.number, buffer.table.end + first, len(gone))
         self.unmapped_blocks += len(gone)
         del buffer.premapped[first:]
         for block in gone:
@@ -223,7 +277,7 @@ class BufferPool:
         self, buffer: SparseBuffer, blocks: list[Block], writable: bool
     ) -> list[MappedRun] | None:
         """Add blocks to the table. Return the runs to map, or None at the limit of mappings."""
-        first = len(buffer.table)
+        first = buffer.table.end
         self._count(buffer, -1)
         pieces = buffer.table.append(blocks, writable)
         self._count(buffer, 1)
@@ -253,13 +307,14 @@ class BufferPool:
         buffers = taken + self._idle
         assert {b.number for b in buffers} == {b.number for b in self._buffers}
         assert len(buffers) == len(self._buffers)
-        assert all(not b.table.blocks and not b.table.runs for b in self._idle)
+        assert all(not b.held and not b.table.first and not b.table.runs for b in self._idle)
         for buffer in buffers:
             assert all(buffer.number in block.premapped_by for block in buffer.premapped)
             assert self._pool.free_premapped[buffer.number] == sum(
                 b.state is BlockState.FREE for b in buffer.premapped
             )
-        behind = sum(buffer.mapped_blocks + len(buffer.premapped) for buffer in buffers)
+        behind = sum(len(b.held) + len(b.premapped) for b in buffers)
+        behind -= sum(item.count for buffer in buffers for item in buffer.pending)
         assert self.mapped_blocks - self.unmapped_blocks == behind
         assert self.reserved_blocks == sum(buffer.reserved_blocks for buffer in taken)
         assert self._mappings == sum(buffer.mappings(self._regions) for buffer in buffers)

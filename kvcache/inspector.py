@@ -122,7 +122,7 @@ def map_blocks(group: Group, pool: HeapPool, sequences: Iterable[SequenceBlocks]
             MappedSequence(
                 own.sequence.seq_id,
                 tuple((r.heap * size + r.heap_block, r.count) for r in own.buffer.table.runs),
-                len(own.blocks),
+                own.table.end,
                 own.sealed_blocks,
                 own.shared_blocks,
             )

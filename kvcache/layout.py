@@ -53,6 +53,8 @@ class KVSpec:
     kv_heads: int
     head_dim: int
     format: KVFormat = KVFormat.BFLOAT16
+    window: int = 0
+    """The number of newest tokens that a token attends to, itself included; 0 means all."""
 
     @property
     def row_bytes(self) -> int:
@@ -116,8 +118,9 @@ class KVShape:
 
     @property
     def specs(self) -> tuple[KVSpec, ...]:
-        """The distinct shapes among ``layers``, in the order of their first layers."""
-        return tuple(dict.fromkeys(self.layers))
+        """The distinct shapes among ``layers``: those without a window, then the others, each in
+        the order of their first layers."""
+        return tuple(sorted(dict.fromkeys(self.layers), key=lambda spec: spec.window > 0))
 
     @property
     def bytes_per_token(self) -> int:
@@ -156,6 +159,8 @@ class Group:
     tokens_per_block: int
     blocks_per_heap: int
     blocks_per_buffer: int
+    window: int = 0
+    """See KVSpec."""
 
     @cached_property
     def bytes_per_token(self) -> int:
@@ -332,6 +337,7 @@ def grouped_layout(
             tokens_per_block,
             blocks_per_heap,
             blocks_per_buffer,
+            spec.window,
         )
         for spec, page in pages.items()
     )

@@ -1,7 +1,7 @@
 """Shares sealed (full, read-only) blocks between sequences until the blocks are evicted.
 
-A sequence maps blocks in order from the first on, and so shares all blocks before a shared one. If
-another sequence is going to compute blocks that it needs, it can wait for them."""
+A sequence maps blocks in order, from the first on that it needs, and so shares all of these before
+a shared one. If another sequence is going to compute blocks that it needs, it can wait for them."""
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
@@ -85,24 +85,21 @@ class PendingPrefixes:
 STALE_QUEUE_ENTRIES = 64
 
 
-class PrefixIndex:
+class BlockIndex:
     """The index of sealed blocks, by the hash of all tokens up to the block's end.
 
-    A block's children are the blocks that continue its prefix. A cached block has only cached
-    children. Only blocks without children are evicted, the least recently used block first. Blocks
-    of system prompts are spared while they are at most half of the cached blocks."""
+    The least recently used block is evicted first. Blocks that are spared are evicted after all
+    others."""
 
     def __init__(self, clock: UseClock) -> None:
         self._clock = clock
         self._blocks: dict[bytes, Block] = {}
-        self._children: dict[bytes, list[bytes]] = {}
-        """The token ids of each block's children, sorted, by the hash of the parent block."""
         self._evicted = Evictions()
         self._queues: dict[bool, list[tuple[int, bytes]]] = {False: [], True: []}
-        """``(last use, hash)`` of cached blocks without children, some outdated. Blocks of system
-        prompts are under the key True."""
+        """``(last use, hash)`` of cached blocks that may be evicted, some outdated. Spared blocks
+        are under the key True."""
         self._cached = {False: 0, True: 0}
-        """The number of cached blocks of system prompts (True) and of others (False)."""
+        """The number of cached blocks that are spared (True) and of others (False)."""
         self.on_removal: Callable[[bytes, bool], None] = lambda digest, evicted: None
         """Called with the hash of each removed block. ``evicted`` is False if the block's contents
         may be wrong."""
@@ -119,50 +116,54 @@ class PrefixIndex:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._blocks
 
-    def insert(self, hashes: BlockHashes, number: int, block: Block, system: bool) -> None:
-        """Add a sealed block that is in use. The block before must be in the index."""
+    def insert(self, hashes: BlockHashes, number: int, block: Block, spared: bool) -> None:
+        """Add a sealed block that is in use."""
         digest, parent = hashes.digests[number], hashes.parent(number)
         assert digest not in self._blocks
-        assert number == 0 or parent in self._blocks
-        tokens = hashes.tokens[number]
-        block.prefix = Prefix(digest, parent, tokens, system)
+        block.prefix = Prefix(digest, parent, hashes.tokens[number], number, spared)
         self._blocks[digest] = block
         self._evicted.discard(digest)
-        insort(self._children.setdefault(parent, []), tokens)
 
-    def replace(self, cached: Block, block: Block, system: bool) -> None:
+    def replace(self, cached: Block, block: Block, spared: bool) -> None:
         """Replace an equal cached block by ``block``, which is in use. ``cached`` can be freed."""
         assert cached.state is BlockState.CACHED
-        self.use(cached, system)
+        self.use(cached, spared)
         block.prefix, cached.prefix = cached.found_by, None
         self._blocks[block.prefix.digest] = block
 
-    def use(self, block: Block, system: bool = False) -> None:
-        """Note that a buffer will map the block. ``system`` is True for blocks of a system
-        prompt."""
+    def use(self, block: Block, spared: bool = False) -> None:
+        """Note that a buffer will map the block, which is spared from then on if ``spared``."""
         prefix = block.found_by
         if block.state is BlockState.CACHED:
-            self._cached[prefix.system] -= 1
-        prefix.system = prefix.system or system
+            self._cached[prefix.spared] -= 1
+        prefix.spared = prefix.spared or spared
+
+    def set_spared(self, block: Block, spared: bool) -> None:
+        """Note whether a block that is in use is spared once it is cached."""
+        assert block.state is not BlockState.CACHED
+        block.found_by.spared = spared
 
     def note_cached(self, block: Block) -> None:
         """Note that no buffer maps the block any more, so that it may be evicted."""
         assert block.state is BlockState.CACHED
         prefix = block.found_by
         prefix.last_use = self._clock.now
-        self._cached[prefix.system] += 1
+        self._cached[prefix.spared] += 1
         self._queue_for_eviction(block)
 
     def cheapest(self) -> Block | None:
         """Return the cached block to evict next, or None if no block is cached."""
-        spared = self._cached[True] <= self._cached[False]
-        for system in (False, True) if spared else (True, False):
-            queue = self._queues[system]
-            while queue and not self._is_current(system, *queue[0]):
+        for spared in (False, True) if self._spares else (True, False):
+            queue = self._queues[spared]
+            while queue and not self._is_current(spared, *queue[0]):
                 heappop(queue)
             if queue:
                 return self._blocks[queue[0][1]]
         return None
+
+    @property
+    def _spares(self) -> bool:
+        return True
 
     def evict(self) -> Block | None:
         """Remove and return the cheapest cached block, or return None if no block is cached."""
@@ -172,9 +173,87 @@ class PrefixIndex:
             self._remove(block, evicted=True)
         return block
 
-    def invalidate(self, block: Block) -> list[Block]:
+    def invalidate(self, block: Block | None) -> list[Block]:
+        """Remove a block with doubtful contents and all that may depend on it. Return the cached
+        ones. Here these are all blocks, because an evicted one leaves no trace of the order."""
+        following = list(self._blocks.values())
+        for gone in following:
+            self._remove(gone, evicted=False)
+        return [gone for gone in following if gone.state is BlockState.CACHED]
+
+    def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
+        """Return two things: the number of tokens of a prompt's first ``matched`` blocks, which it
+        shares, and the reason that it shares no more, which is known."""
+        missing = hashes.digests[matched : hashes.shareable_blocks]
+        evicted = any(digest in self._evicted for digest in missing)
+        reason = MissReason.WINDOW_EVICTED if evicted else MissReason.NO_WINDOW
+        return matched * hashes.tokens_per_block, reason
+
+    def _is_current(self, spared: bool, last_use: int, digest: bytes) -> bool:
+        block = self._blocks.get(digest)
+        if block is None or not self._may_evict(digest):
+            return False
+        prefix = block.found_by
+        unused = block.state is BlockState.CACHED
+        return unused and prefix.spared == spared and prefix.last_use == last_use
+
+    def _may_evict(self, digest: bytes) -> bool:
+        return True
+
+    def _queue_for_eviction(self, block: Block) -> None:
+        prefix = block.found_by
+        if block.state is not BlockState.CACHED or not self._may_evict(prefix.digest):
+            return
+        queue = self._queues[prefix.spared]
+        heappush(queue, (prefix.last_use, prefix.digest))
+        if len(queue) > 2 * self._cached[prefix.spared] + STALE_QUEUE_ENTRIES:
+            queue[:] = {item for item in queue if self._is_current(prefix.spared, *item)}
+            heapify(queue)
+
+    def _remove(self, block: Block, *, evicted: bool) -> None:
+        prefix, block.prefix = block.found_by, None
+        self.on_removal(prefix.digest, evicted)
+        del self._blocks[prefix.digest]
+        if block.state is BlockState.CACHED:
+            self._cached[prefix.spared] -= 1
+
+    def check_invariants(self) -> None:
+        queued = {(kind, *item) for kind in (False, True) for item in self._queues[kind]}
+        counted = Counter[bool]()
+        for digest, block in self._blocks.items():
+            prefix, cached = block.found_by, block.state is BlockState.CACHED
+            assert prefix.digest == digest
+            evictable = cached and self._may_evict(digest)
+            assert not evictable or (prefix.spared, prefix.last_use, digest) in queued
+            counted[prefix.spared] += cached
+        assert all(counted[spared] == count for spared, count in self._cached.items())
+
+
+class PrefixIndex(BlockIndex):
+    """An index in which a block is only useful together with all blocks before it.
+
+    A block's children are the blocks that continue its prefix. A cached block has only cached
+    children. Only blocks without children are evicted. Blocks of system prompts are spared while
+    they are at most half of the cached blocks."""
+
+    def __init__(self, clock: UseClock) -> None:
+        super().__init__(clock)
+        self._children: dict[bytes, list[bytes]] = {}
+        """The token ids of each block's children, sorted, by the hash of the parent block."""
+
+    def insert(self, hashes: BlockHashes, number: int, block: Block, spared: bool) -> None:
+        """Add a sealed block that is in use. The block before must be in the index."""
+        assert number == 0 or hashes.parent(number) in self._blocks
+        super().insert(hashes, number, block, spared)
+        insort(self._children.setdefault(hashes.parent(number), []), hashes.tokens[number])
+
+    @property
+    def _spares(self) -> bool:
+        return self._cached[True] <= self._cached[False]
+
+    def invalidate(self, block: Block | None) -> list[Block]:
         """Remove a block with doubtful contents and all its descendants. Return the cached ones."""
-        following = [block]
+        following = [block] if block is not None and block.prefix is not None else []
         for parent in following:
             digest = parent.found_by.digest
             for tokens in self._children.get(digest, ()):
@@ -201,31 +280,13 @@ class PrefixIndex:
             return left_at, MissReason.EVICTED
         return left_at, MissReason.NEVER_CACHED
 
-    def _is_current(self, system: bool, last_use: int, digest: bytes) -> bool:
-        block = self._blocks.get(digest)
-        if block is None or digest in self._children:
-            return False
-        prefix = block.found_by
-        unused = block.state is BlockState.CACHED
-        return unused and prefix.system == system and prefix.last_use == last_use
-
-    def _queue_for_eviction(self, block: Block) -> None:
-        prefix = block.found_by
-        if block.state is not BlockState.CACHED or prefix.digest in self._children:
-            return
-        queue = self._queues[prefix.system]
-        heappush(queue, (prefix.last_use, prefix.digest))
-        if len(queue) > 2 * self._cached[prefix.system] + STALE_QUEUE_ENTRIES:
-            queue[:] = {item for item in queue if self._is_current(prefix.system, *item)}
-            heapify(queue)
+    def _may_evict(self, digest: bytes) -> bool:
+        return digest not in self._children
 
     def _remove(self, block: Block, *, evicted: bool) -> None:
-        prefix, block.prefix = block.found_by, None
+        prefix = block.found_by
         assert prefix.digest not in self._children
-        self.on_removal(prefix.digest, evicted)
-        del self._blocks[prefix.digest]
-        if block.state is BlockState.CACHED:
-            self._cached[prefix.system] -= 1
+        super()._remove(block, evicted=evicted)
         siblings = self._children[prefix.parent]
         del siblings[bisect_left(siblings, prefix.tokens)]
         if not siblings:
@@ -234,19 +295,13 @@ class PrefixIndex:
                 self._queue_for_eviction(parent)
 
     def check_invariants(self) -> None:
+        super().check_invariants()
         assert sum(map(len, self._children.values())) == len(self._blocks)
-        queued = {(kind, *item) for kind in (False, True) for item in self._queues[kind]}
-        counted = Counter[bool]()
-        for digest, block in self._blocks.items():
-            prefix, cached = block.found_by, block.state is BlockState.CACHED
-            assert prefix.digest == digest
-            parent = self._blocks.get(prefix.parent)
+        for block in self._blocks.values():
+            parent = self._blocks.get(block.found_by.parent)
+            cached = block.state is BlockState.CACHED
             orphan = parent is not None and parent.state is BlockState.CACHED and not cached
             assert not orphan, "a child in use, a cached parent"
-            leaf = cached and digest not in self._children
-            assert not leaf or (prefix.system, prefix.last_use, digest) in queued
-            counted[prefix.system] += cached
-        assert all(counted[system] == count for system, count in self._cached.items())
 
 
 def _common(sorted_ids: list[bytes], ids: bytes) -> int:
@@ -270,21 +325,25 @@ class PrefixCache:
 
     def __init__(
         self,
+        index: BlockIndex,
         pool: HeapPool,
         pending: PendingPrefixes,
         clock: UseClock,
         *,
         max_sharers: int,
         enabled: bool,
+        spares: Callable[[CachedSequence, int], bool],
     ) -> None:
         """A block may be mapped in at most ``max_sharers`` buffers. If ``enabled`` is False,
-        prompts find no blocks. Blocks are then shared only between answers to the same prompt."""
-        self.index = PrefixIndex(clock)
+        prompts find no blocks. Blocks are then shared only between answers to the same prompt.
+        ``spares`` returns whether a sequence's block with this number is to be spared."""
+        self.index = index
         self._clock = clock
         self._pool = pool
         self._pending = pending
         self._max_sharers = max_sharers
         self._enabled = enabled
+        self._spares = spares
         self._full: deque[tuple[int, SequenceBlocks, int]] = deque()
         """``(epoch, sequence, block index)`` of full blocks to seal when step ``epoch``
         completes."""
@@ -294,28 +353,33 @@ class PrefixCache:
         """Return the leading sealed blocks with the hashes ``start`` to ``end``."""
         blocks: list[Block] = []
         for number in range(start, end):
-            block = self.index.find(hashes, number)
-            if block is None or self.has_max_sharers(block):
+            block = self.find(hashes, number)
+            if block is None:
                 break
             blocks.append(block)
         return blocks
+
+    def find(self, hashes: BlockHashes, number: int) -> Block | None:
+        """Return the block with this number if one more buffer may map it."""
+        block = self.index.find(hashes, number)
+        return None if block is None or self.has_max_sharers(block) else block
 
     def has_max_sharers(self, block: Block) -> bool:
         return block.buffers >= self._max_sharers
 
     def can_share_next(self, own: SequenceBlocks) -> bool:
         """Return True if the sequence's blocks are all sealed and the index holds the last one."""
-        return own.all_sealed and self.is_indexed(own, len(own.blocks))
+        return own.all_sealed and self.is_indexed(own, own.table.end)
 
     def note_attached(self, own: SequenceBlocks, blocks: list[Block]) -> None:
         """Count a sequence as a user of the blocks that were just mapped at its table's end."""
-        for number, block in enumerate(blocks, len(own.blocks) - len(blocks)):
+        for number, block in enumerate(blocks, own.table.end - len(blocks)):
             if block.prefix is not None:
-                self.index.use(block, system=number < own.sequence.system_blocks)
+                self.index.use(block, self._spares(own.sequence, number))
             self._pool.attach(block)
 
     def explain(self, own: SequenceBlocks) -> tuple[int, MissReason | None]:
-        """Return the result of PrefixIndex.explain, without a reason if sharing is disabled."""
+        """Return the result of the index, without a reason if sharing is disabled."""
         left_at, miss = self.index.explain(own.sequence.block_hashes, own.sealed_blocks)
         return left_at, miss if self._enabled else None
 
@@ -332,37 +396,43 @@ class PrefixCache:
     def note_filled(self, epoch: int, own: SequenceBlocks, number: int) -> None:
         self._full.append((epoch, own, number))
 
+    @property
+    def is_sealing(self) -> bool:
+        """True if steps that fill blocks have not completed."""
+        return bool(self._full)
+
     def seal(self, completed_epoch: int) -> None:
         """Seal the blocks filled by steps up to ``completed_epoch``, so that others can share
         them."""
         while self._full and self._full[0][0] <= completed_epoch:
             _, own, number = self._full.popleft()
             if own.sequence.keeps_prefix:
-                assert not number or own.blocks[number - 1].state is not BlockState.OWNED
-                self._pool.seal(own.blocks[number])
+                assert not number or own.table.at(number - 1).state is not BlockState.OWNED
+                self._pool.seal(own.table.at(number))
                 self._publish(own, number)
 
     def _publish(self, own: SequenceBlocks, number: int) -> None:
         """Put a sealed block in the index, in place of an equal cached block. Leave the block out
         if an equal block is in use, or if the block before is not in the index."""
-        block, hashes = own.blocks[number], own.sequence.block_hashes
+        block, hashes = own.table.at(number), own.sequence.block_hashes
         if not self._enabled or not self.is_indexed(own, number):
             return
-        equal, system = self.index.find(hashes, number), number < own.sequence.system_blocks
+        equal, spared = self.index.find(hashes, number), self._spares(own.sequence, number)
         if equal is None:
-            self.index.insert(hashes, number, block, system)
+            self.index.insert(hashes, number, block, spared)
         elif equal.state is BlockState.CACHED:
-            self.index.replace(equal, block, system)
+            self.index.replace(equal, block, spared)
             self._pool.free(equal)
         else:
             self._pending.withdraw(own.sequence)
         self._pending.remove(hashes.digests[number])
 
     def is_indexed(self, own: SequenceBlocks, length: int) -> bool:
-        """Return True if the index has the first ``length`` blocks of the sequence's table."""
+        """Return True if the index has the sequence's block before place ``length``, or if there is
+        none."""
         if length == 0:
             return True
-        prefix = own.blocks[length - 1].prefix
+        prefix = own.table.at(length - 1).prefix
         digests = own.sequence.block_hashes.digests
         return prefix is not None and prefix.digest == digests[length - 1]
 
@@ -370,20 +440,23 @@ class PrefixCache:
         """Detach a closing sequence from its blocks. If other sequences may not share the blocks
         that this one wrote, remove these blocks from the index. ``others`` are the open sequences
         by their ids."""
-        if not own.sequence.keeps_prefix and len(own.blocks) > own.shared_blocks:
-            first = own.blocks[own.shared_blocks]
-            for block in self.index.invalidate(first) if first.prefix is not None else []:
+        if not own.sequence.keeps_prefix:
+            for block in self.index.invalidate(own.own_block):
                 self._pool.free(block)
             for owner in self._pending:
                 waited_for = others[owner.seq_id]
                 if not self.is_indexed(waited_for, waited_for.sealed_blocks):
                     self._pending.withdraw(owner)
-        self._pool.detach(own.blocks)
+        self._pool.detach(own.buffer.held)
 
     def cache_or_free(self, blocks: Iterable[Block]) -> None:
-        """Note that ``blocks`` are no longer in the page table of a closed sequence. Of those in no
-        other page table, cache the ones that the index has, and free the rest."""
+        """Note that a closed sequence's page table no longer lists ``blocks``. See ``let_go``."""
         self._clock.tick()
+        self.let_go(blocks)
+
+    def let_go(self, blocks: Iterable[Block]) -> None:
+        """Note that a page table no longer lists ``blocks``. Of those in no other page table, cache
+        the ones that the index has, and free the rest."""
         for block in blocks:
             if self._pool.remove_buffer(block):
                 if block.prefix is None:

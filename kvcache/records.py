@@ -1,7 +1,7 @@
 """Records of the cache's memory: blocks of K and V, heaps and sparse buffers."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import takewhile
 
@@ -24,7 +24,10 @@ class Prefix:
     digest: bytes
     parent: bytes
     tokens: bytes
-    system: bool
+    number: int
+    """The number of blocks before this one in its sequences."""
+    spared: bool
+    """True if the block is worth more than others, and is evicted after them."""
     last_use: int = 0
 
 
@@ -79,20 +82,32 @@ class MappedRun:
 
 @dataclass(slots=True)
 class PageTable:
-    """The blocks of one buffer: block i of the table is mapped at the buffer's i-th place. Only the
-    host reads this table. Kernels use the buffer's addresses, or the paged backend's own table."""
+    """The blocks at a buffer's places ``first``, ``first`` + 1, ... Only the host reads this table.
+    Kernels use the buffer's addresses, or the paged backend's own table."""
 
+    first: int = 0
+    """The number of places before the first block, where nothing is mapped."""
     blocks: list[Block] = field(default_factory=list)
     runs: list[MappedRun] = field(default_factory=list)
 
-    def __len__(self) -> int:
-        return len(self.blocks)
+    @property
+    def end(self) -> int:
+        return self.first + len(self.blocks)
+
+    def at(self, place: int) -> Block:
+        assert place >= self.first, "the block has left"
+        return self.blocks[place - self.first]
+
+    def between(self, start: int, end: int) -> list[Block]:
+        """Return the blocks at places [start, end), as far as there are any."""
+        assert start >= self.first, "a block has left"
+        return self.blocks[start - self.first : max(0, end - self.first)]
 
     def append(self, blocks: Iterable[Block], writable: bool) -> list[MappedRun]:
         """Add blocks at the end. Return the new blocks as runs, each of which is mapped at once."""
         pieces: list[MappedRun] = []
         for block in blocks:
-            place = len(self.blocks)
+            place = self.end
             self.blocks.append(block)
             for runs in (pieces, self.runs):
                 if runs and runs[-1].grows_by(block, writable):
@@ -101,14 +116,28 @@ class PageTable:
                     runs.append(MappedRun(place, block.heap, block.place, 1, writable))
         return pieces
 
-    def cut(self, length: int) -> list[Block]:
-        gone = self.blocks[length:]
-        del self.blocks[length:]
-        while self.runs and self.runs[-1].block >= length:
+    def cut(self, end: int) -> list[Block]:
+        gone = self.between(end, self.end)
+        del self.blocks[end - self.first :]
+        while self.runs and self.runs[-1].block >= end:
             self.runs.pop()
         if self.runs:
-            self.runs[-1].count = length - self.runs[-1].block
+            self.runs[-1].count = end - self.runs[-1].block
         return gone
+
+    def split(self, place: int) -> "PageTable":
+        """Remove all blocks before ``place``, and return them as a table of their own."""
+        front = PageTable(self.first, self.between(self.first, place))
+        del self.blocks[: place - self.first]
+        self.first = place
+        while self.runs and self.runs[0].block < place:
+            run = self.runs.pop(0)
+            count = min(run.count, place - run.block)
+            front.runs.append(replace(run, count=count))
+            if count < run.count:
+                rest = place, run.heap, run.heap_block + count, run.count - count, run.writable
+                self.runs.insert(0, MappedRun(*rest))
+        return front
 
 
 @dataclass(slots=True)
@@ -119,12 +148,21 @@ class Pending:
     count: int
 
 
+@dataclass(slots=True)
+class Leaving:
+    """Blocks before a page table's first one that are still mapped, and that nobody needs there."""
+
+    table: PageTable
+    ticket: int | None = None
+    """The ticket of the queued unmapping, or None if none is queued."""
+
+
 @dataclass(slots=True, eq=False)
 class SparseBuffer:
     """A sequence's address range and the blocks mapped in it. Buffers are reused, never destroyed::
 
-    table: blocks of the sequence .............. | premapped before needed | nothing
-    mapped_blocks ................ | pending (queued)
+    leaving | nothing | table: blocks of the sequence .... | premapped before needed | nothing
+    mapped_blocks .................... | pending (queued)
     """
 
     number: int
@@ -134,17 +172,34 @@ class SparseBuffer:
     premapped: list[Block] = field(default_factory=list)
     """The blocks mapped after the table's last one. The buffer's later sequences may use them."""
 
+    leaving: list[Leaving] = field(default_factory=list)
+    """Only layers with a window have such blocks."""
+
     reservation: int = 0
-    """The number of blocks that were reserved for the sequence at its opening, mapped or not."""
+    """The end of the places for which blocks were reserved at the sequence's opening."""
+    most_held: int = 0
+    """The most blocks that are reserved for the sequence at one time, mapped or not."""
+
+    @property
+    def held(self) -> list[Block]:
+        """The blocks that are mapped, or queued for mapping, except premapped ones."""
+        return [*(block for item in self.leaving for block in item.table.blocks), *self.table.blocks]
+
+    @property
+    def begins_late(self) -> bool:
+        """True if the table's first block is not at the buffer's first place."""
+        return self.table.first > 0 or bool(self.leaving)
 
     @property
     def reserved_blocks(self) -> int:
         """The number of reserved blocks that are not mapped yet."""
-        return max(0, self.reservation - len(self.table))
+        held = len(self.table.blocks) + sum(len(item.table.blocks) for item in self.leaving)
+        return max(0, min(self.reservation - self.table.end, self.most_held - held))
 
     @property
     def mapped_blocks(self) -> int:
-        return len(self.table.blocks) - sum(item.count for item in self.pending)
+        """The end of the places with mapped blocks."""
+        return self.table.end - sum(item.count for item in self.pending)
 
     def count_premapped(self, blocks: Iterable[Block]) -> int:
         """Return the length of the common beginning of ``blocks`` and the premapped blocks."""
@@ -162,7 +217,8 @@ class SparseBuffer:
     def mappings(self, regions: int) -> int:
         """Return the number of mappings that the system counts: each region (a layer's K or V) has
         one per run of blocks, and one for the addresses without memory."""
-        return regions * (len(self.table.runs) + 1) if self.table.blocks else 0
+        runs = len(self.table.runs) + sum(len(item.table.runs) for item in self.leaving)
+        return regions * (runs + 1) if runs else 0
 
 
 class SparseHeap:

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from kvcache.block_hashes import BlockHashes
-from kvcache.records import Block, BlockState, SparseBuffer
+from kvcache.records import Block, BlockState, PageTable, SparseBuffer
 
 
 class PromptBoundaries(NamedTuple):
@@ -91,7 +91,12 @@ class SequenceBlocks:
     buffer: SparseBuffer
 
     @property
+    def table(self) -> PageTable:
+        return self.buffer.table
+
+    @property
     def blocks(self) -> list[Block]:
+        """The blocks from the first one on that the sequence needs."""
         return self.buffer.table.blocks
 
     @property
@@ -102,15 +107,22 @@ class SequenceBlocks:
     @property
     def sealed_blocks(self) -> int:
         """The number of leading sealed blocks of an open sequence, including shared blocks."""
-        return bisect_left(
+        sealed = bisect_left(
             self.blocks, True, key=lambda block: block.state is not BlockState.SEALED
         )
+        return self.table.first + sealed
 
     @property
     def shared_blocks(self) -> int:
         """The number of leading blocks that other sequences wrote and this sequence shares."""
-        runs = takewhile(lambda run: not run.writable, self.buffer.table.runs)
-        return sum(run.count for run in runs)
+        runs = takewhile(lambda run: not run.writable, self.table.runs)
+        return self.table.first + sum(run.count for run in runs)
+
+    @property
+    def own_block(self) -> Block | None:
+        """The first of the sequence's blocks that it wrote itself, or None."""
+        own = next((run for run in self.table.runs if run.writable), None)
+        return None if own is None else self.table.at(own.block)
 
 
 @dataclass(slots=True)

@@ -27,6 +27,16 @@ class MissReason(Enum):
         "computed again",
     )
 
+    WINDOW_EVICTED = (
+        "window_evicted",
+        "the tokens before a later position, of which layers with a window need the newest alone, "
+        "were evicted since from these layers",
+    )
+    NO_WINDOW = (
+        "no_window",
+        "layers with a window kept too few tokens before any later position",
+    )
+
     message: str
 
     def __new__(cls, name: str, message: str) -> "MissReason":

@@ -8,6 +8,7 @@ from kvcache.evictor import UseClock
 from kvcache.groups.base import KVGroup
 from kvcache.groups.full import FullGroup
 from kvcache.groups.state import StateGroup
+from kvcache.groups.window import WindowGroup
 from kvcache.layout import KVLayout
 from kvcache.prefixes import PendingPrefixes
 
@@ -23,14 +24,16 @@ def make_groups(
     for recurrent states, or None if the model has no recurrent layers."""
     max_heaps = limits.budget_bytes // layout.heap_bytes
     clock = UseClock()
-    full = [
-        FullGroup(group, backend, limits, max_heaps, pending, clock)
+    rows = [
+        (WindowGroup if group.window else FullGroup)(
+            group, backend, limits, max_heaps, pending, clock
+        )
         for group, backend in zip(layout.groups, backends, strict=True)
     ]
     slot = layout.shape.slot
     if states is None or slot is None:
-        return [*full]
-    index = full[0].prefixes.index
+        return [*rows]
+    index = rows[0].prefixes.index
     group = StateGroup(slot, states, layout.tokens_per_block, clock, index.__contains__)
     index.on_removal = group.forget
-    return [*full, group]
+    return [*rows, group]

@@ -1,4 +1,7 @@
-"""The layers that keep the K and V of every token: their blocks, buffers and prefixes."""
+"""The layers that keep the K and V of every token: their blocks, buffers and prefixes.
+
+A sequence at a position needs all blocks from a first one on: here from the beginning. Layers with
+a window (window.py) need fewer."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -13,7 +16,7 @@ from kvcache.groups.base import KVGroup, StepPlan
 from kvcache.inspector import KVMap, map_blocks
 from kvcache.layout import Group
 from kvcache.pool import HeapPool
-from kvcache.prefixes import PendingPrefixes, PrefixCache
+from kvcache.prefixes import BlockIndex, PendingPrefixes, PrefixCache, PrefixIndex
 from kvcache.records import Block, BlockState, SparseBuffer
 from kvcache.sequences import CachedSequence, ClosedSequence, SequenceBlocks
 from kvcache.stats import KVStats, MissReason
@@ -22,6 +25,8 @@ from kvcache.views import KVViews
 
 class FullGroup(KVGroup):
     """The layers whose K and V rows have the same shape."""
+
+    index_type: type[BlockIndex] = PrefixIndex
 
     def __init__(
         self,
@@ -38,11 +43,13 @@ class FullGroup(KVGroup):
         self.pool = HeapPool(group, backend, max_heaps * group.heap_bytes)
         self.buffers = BufferPool(group, self.pool, backend, limits)
         self.prefixes = PrefixCache(
+            self.index_type(clock),
             self.pool,
             pending,
             clock,
             max_sharers=settings.max_sharers,
             enabled=settings.prefix_cache and backend.shares_blocks,
+            spares=self._spares,
         )
         self.allocator = BlockAllocator(
             group,
@@ -50,6 +57,7 @@ class FullGroup(KVGroup):
             self.buffers,
             self.prefixes,
             maps_while_running=backend.maps_while_running,
+            sequence_blocks=self._most_blocks(limits),
         )
         self._clock = clock
         self._size = group.tokens_per_block
@@ -59,9 +67,22 @@ class FullGroup(KVGroup):
         self._closed: list[ClosedSequence] = []
         self._completed_epoch = 0
 
+    def _most_blocks(self, limits: CacheLimits) -> int:
+        """Return the most blocks that a sequence needs at one time."""
+        return self.group.blocks_per_buffer
+
+    def _first(self, position: int) -> int:
+        """Return the place of the first block that a sequence at ``position`` needs."""
+        return 0
+
+    def _spares(self, sequence: CachedSequence, number: int) -> bool:
+        """Return True if a sequence's block with this number is to be evicted after others."""
+        return number < sequence.system_blocks
+
     @property
     def capacity_tokens(self) -> int:
-        return min(self.pool.capacity_blocks * self._size, self.group.max_tokens)
+        enough = self.pool.capacity_blocks >= self.allocator.sequence_blocks
+        return self.group.max_tokens if enough else self.pool.capacity_blocks * self._size
 
     # --- opening sequences ------------------------------------------------------------------------
 
@@ -70,17 +91,18 @@ class FullGroup(KVGroup):
 
     def has_room(self, hashes: BlockHashes, num_tokens: int) -> bool:
         own = self.group.blocks_for(num_tokens) - hashes.shareable_blocks
-        return own <= self.allocator.available_blocks
+        return min(own, self.allocator.sequence_blocks) <= self.allocator.available_blocks
 
     def open(self, sequence: CachedSequence, position: int, wanted: int, *, alone: bool) -> bool:
-        needed = self.group.blocks_for(sequence.reserved_tokens)
-        prefix = self.prefixes.match(sequence.block_hashes, 0, position)
+        end = self.group.blocks_for(sequence.reserved_tokens)
+        needed = min(end - position, self.allocator.sequence_blocks)
+        prefix = self.prefixes.match(sequence.block_hashes, self._first(position), position)
         buffer = self._take_buffer(needed, prefix, alone=alone)
         if buffer is None:
             return False
         own = SequenceBlocks(sequence, buffer)
-        self.allocator.add(own, needed)
-        if not self._attach(own, prefix):
+        self.allocator.add(own, end)
+        if not self._attach(own, prefix, position):
             self.allocator.remove(own)
             self.buffers.free(buffer)
             return False
@@ -88,14 +110,13 @@ class FullGroup(KVGroup):
         return True
 
     def _take_buffer(self, needed: int, prefix: list[Block], *, alone: bool) -> SparseBuffer | None:
-        """Take a buffer for a sequence of ``needed`` blocks that begins with the cached blocks
+        """Take a buffer for a sequence that needs ``needed`` blocks and the cached blocks
         ``prefix``. Return None if blocks, mappings or buffers run out."""
-        own = needed - len(prefix)
         cached = sum(block.state is BlockState.CACHED for block in prefix)
-        if own + cached > self.allocator.available_blocks:
+        if needed + cached > self.allocator.available_blocks:
             return None
         # If no sequence is open, skip the estimate: only the system's own limit counts then.
-        if not alone and not self.buffers.has_room_for(own, prefix):
+        if not alone and not self.buffers.has_room_for(needed, prefix):
             return None
         return self.buffers.take(prefix)
 
@@ -104,12 +125,16 @@ class FullGroup(KVGroup):
 
     def attach(self, seq_id: int, position: int, parent_id: int | None = None) -> bool:
         own = self._open[seq_id]
-        start, hashes = len(own.blocks), own.sequence.block_hashes
+        start = max(own.table.end, self._first(position))
         if parent_id is None:
-            return self._attach(own, self.prefixes.match(hashes, start, position))
-        return self._attach(own, self._open[parent_id].blocks[start:position])
+            blocks = self.prefixes.match(own.sequence.block_hashes, start, position)
+        else:
+            blocks = self._open[parent_id].table.between(start, position)
+        return self._attach(own, blocks, position)
 
-    def _attach(self, own: SequenceBlocks, blocks: list[Block]) -> bool:
+    def _attach(self, own: SequenceBlocks, blocks: list[Block], position: int) -> bool:
+        """Map sealed blocks that end at ``position``. Return False and change nothing if the system
+        refuses, or if mappings may not change now."""
         if not self.allocator.map_shared(own, blocks):
             return False
         self.prefixes.note_attached(own, blocks)
@@ -117,12 +142,14 @@ class FullGroup(KVGroup):
 
     def can_fork(self, seq_id: int, child_id: int, position: int) -> bool:
         parent, child = self._open[seq_id], self._open[child_id]
-        if parent.sealed_blocks < position or not child.all_sealed:
+        first = self._first(position)
+        if parent.sealed_blocks < position or first < parent.table.first or not child.all_sealed:
             return False
-        blocks = parent.blocks[len(child.blocks) : position]
+        kept = child.table.between(max(first, child.table.first), child.table.end)
         # The child may have taken equal blocks from a third sequence, before that sequence failed.
-        if blocks and parent.blocks[: len(child.blocks)] != child.blocks:
+        if child.table.end < position and parent.table.between(first, child.table.end) != kept:
             return False
+        blocks = parent.table.between(max(first, child.table.end), position)
         return not any(map(self.prefixes.has_max_sharers, blocks))
 
     def copy_block(self, seq_id: int, child_id: int, block: int, tokens: int) -> None:
@@ -131,7 +158,7 @@ class FullGroup(KVGroup):
 
     def truncate(self, seq_id: int, position: int) -> None:
         own = self._open[seq_id]
-        blocks = self.buffers.unmap_last(own.buffer, len(own.blocks) - position)
+        blocks = self.buffers.unmap_last(own.buffer, own.table.end - position)
         self.pool.detach(blocks)
         self.prefixes.cache_or_free(blocks)
 
@@ -166,7 +193,7 @@ class FullGroup(KVGroup):
         for seq_id, start, count in plan:
             own, end = self._open[seq_id], start + count
             segments.append(Segment(own.buffer.number, start, count))
-            if end + max(count, MAP_AHEAD_TOKENS) > len(own.blocks) * self._size:
+            if end + max(count, MAP_AHEAD_TOKENS) > own.table.end * self._size:
                 growing.append((own, end, count))
         views.add(self.backend.rows(segments), segments)
         self.allocator.is_at_mapping_point = False
@@ -185,7 +212,7 @@ class FullGroup(KVGroup):
         own = self._open.pop(seq_id)
         self.allocator.remove(own)
         self.prefixes.close(own, self._open)
-        if own.blocks:
+        if own.buffer.held:
             self._closed.append(ClosedSequence(own, epoch))
         else:  # no step has used the buffer
             self.buffers.free(own.buffer)
@@ -204,24 +231,22 @@ class FullGroup(KVGroup):
     def _advance(self) -> None:
         """Seal full blocks. Unmap the blocks of closed sequences whose last step has completed, and
         free the sequences' buffers. If mappings may not change while steps run, leave the blocks
-        mapped."""
+        mapped where these begin with the first one."""
         self.prefixes.seal(self._completed_epoch)
         done = self.backend.completed_ticket()
         still_closed = []
         for closed in self._closed:
             buffer = closed.blocks.buffer
-            if not self._maps_while_running:
-                if closed.epoch <= self._completed_epoch:
-                    self.prefixes.cache_or_free(self.buffers.leave_mapped(buffer))
-                else:
-                    still_closed.append(closed)
-                continue
             if closed.ticket is None and closed.epoch <= self._completed_epoch:
-                closed.ticket = self.buffers.unmap(buffer)
+                if not self._maps_while_running and not buffer.begins_late:
+                    self.prefixes.cache_or_free(self.buffers.leave_mapped(buffer))
+                    continue
+                if self.allocator.may_map:
+                    closed.ticket = self.buffers.unmap(buffer)
             if closed.ticket is None or closed.ticket > done:
                 still_closed.append(closed)
                 continue
-            self.prefixes.cache_or_free(buffer.table.blocks)
+            self.prefixes.cache_or_free(buffer.held)
             self.buffers.free(buffer)
         self._closed = still_closed
         self.pool.poll(done)
@@ -302,8 +327,8 @@ class FullGroup(KVGroup):
         self.buffers.check_invariants([own.buffer for own in all_sequences])
         self.prefixes.check_invariants(self._open)
         self.pool.check_invariants()
-        users = Counter(block for own in self._open.values() for block in own.blocks)
-        buffers = Counter(block for own in all_sequences for block in own.blocks)
+        users = Counter(block for own in self._open.values() for block in own.buffer.held)
+        buffers = Counter(block for own in all_sequences for block in own.buffer.held)
         findable = 0
         for block in self.pool.blocks():
             assert block.sequences == users[block], f"{block}: sequences"
@@ -342,8 +367,9 @@ def _check_block(block: Block) -> None:
 def _check_sequence(size: int, own: SequenceBlocks) -> None:
     sealed_blocks, progress = own.sealed_blocks, own.sequence.progress
     mapped = own.buffer.mapped_blocks * size
+    assert own.table.first <= max(0, sealed_blocks - 1), "no block before the next one is left"
     assert sealed_blocks * size <= progress.computed <= progress.scheduled <= mapped
     assert own.shared_blocks <= sealed_blocks, "a block of others may still be written"
-    for number, block in enumerate(own.blocks):
+    for number, block in enumerate(own.blocks, own.table.first):
         expected = BlockState.SEALED if number < sealed_blocks else BlockState.OWNED
         assert block.state is expected, f"{own.sequence.seq_id}: block {number}"

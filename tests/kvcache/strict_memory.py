@@ -270,7 +270,7 @@ class StrictMemory:
         for segment in segments:
             end = self.group.blocks_for(segment.start + segment.count)
             first_written = segment.start // self.group.tokens_per_block
-            for number in range(end):
+            for number in range(self._first(segment.start), end):
                 check = self._readable if number < first_written else self._writable
                 check(segment.buffer, number)
         return list(segments)
@@ -298,11 +298,17 @@ class StrictMemory:
 
     # --- what the device does -------------------------------------------------------------------
 
-    def read(self, buffer: int, tokens: int) -> list[tuple[Block, bytes]]:
-        """The blocks behind a buffer's first tokens, and what these tokens' slots hold."""
+    def _first(self, start: int) -> int:
+        """The first block that a step from this position on reads."""
+        before = self.group.window - 1 if self.group.window else start
+        return max(0, start - before) // self.group.tokens_per_block
+
+    def read(self, buffer: int, tokens: int, start: int = 0) -> list[tuple[Block, bytes]]:
+        """The blocks behind a buffer's first tokens, and what these tokens' slots hold; without
+        those that no step from ``start`` on reads."""
         size = self.group.tokens_per_block
         found = []
-        for number in range(self.group.blocks_for(tokens)):
+        for number in range(self._first(start), self.group.blocks_for(tokens)):
             block = self._readable(buffer, number).block
             found.append((block, block.slots[: tokens - number * size].tobytes()))
         return found

@@ -123,12 +123,12 @@ def test_a_block_that_was_computed_again_takes_the_place_of_its_idle_equal() -> 
     hashes = hashes_of([1] * 8)
     first, second = cache.keep(hashes)
     again = Block(7, 7, BlockState.SEALED)
-    cache.index.replace(first, again, system=True)
+    cache.index.replace(first, again, spared=True)
     assert first.prefix is None
     assert cache.index.find(hashes, 0) is again
     cache.rest(again)
     cache.index.check_invariants()
-    assert again.found_by.system
+    assert again.found_by.spared
     assert cache.evict_all() == [second, again]
 
 

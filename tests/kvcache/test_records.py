@@ -53,7 +53,7 @@ def test_cutting_a_table_takes_runs_away_and_shortens_the_last() -> None:
     assert made.runs == [MappedRun(0, 0, 1, 2, True)]
     assert made.cut(0) == blocks[:2]
     assert made.runs == []
-    assert not made
+    assert made.end == 0
 
 
 def test_every_run_and_the_gap_behind_it_are_counted_in_every_region() -> None:

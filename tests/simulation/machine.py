@@ -53,7 +53,9 @@ class Machine:
             grammar_bytes=0,
         )
         most = world.limits.max_num_seqs
-        limits = CacheLimits(world.budget_bytes, most, 2 * most, config)
+        limits = CacheLimits(
+            world.budget_bytes, most, 2 * most, config, world.max_num_batched_tokens
+        )
         slot = world.layout.shape.slot
         self.states = None if slot is None else StrictStates(world.num_slots, slot, faults=faults)
         self.kv = KVCacheManager(

@@ -73,6 +73,7 @@ class _Access:
     memory: StrictMemory
     buffer: int
     epoch: int
+    start: int
     tokens: int
     blocks: list[tuple[Block, bytes]]
 
@@ -406,7 +407,8 @@ class SlotRunner:
             slots = slots_after(last, [token or 0 for token in tokens])
             life = self._lives[seq_id]
             memory.write(buffer, start, slots, epoch, self._salts[seq_id], life)
-            accesses.append(_Access(seq_id, memory, buffer, epoch, end, memory.read(buffer, end)))
+            blocks = memory.read(buffer, end, start)
+            accesses.append(_Access(seq_id, memory, buffer, epoch, start, end, blocks))
             if not spoilt:
                 self._check_contents(accesses[-1])
         return accesses, spoilt
@@ -450,6 +452,7 @@ class SlotRunner:
                 )
         held = access.held
         want = self.recall(seq_id).slots(access.tokens)
+        want = want[len(want) - len(held) :]
         if held != want:
             pairs = zip(array("Q", held), array("Q", want), strict=True)
             slot = next(slot for slot, (here, there) in enumerate(pairs) if here != there)
@@ -460,7 +463,7 @@ class SlotRunner:
     def _check_unchanged(self, epoch: int, access: _Access) -> None:
         name = f"request {access.seq_id}, step {epoch}, late:"
         try:
-            blocks = access.memory.read(access.buffer, access.tokens)
+            blocks = access.memory.read(access.buffer, access.tokens, access.start)
         except MistakeError as error:
             raise SimulationError(f"{name} {error}") from None
         for (block, part), (now, part_now) in zip(access.blocks, blocks, strict=True):

@@ -135,14 +135,18 @@ def draw_sizes(rng: Random) -> World:
     return replace(world, heaps=world.heaps_for(1))
 
 
-def layout_of(groups: int, tokens_per_block: int, max_tokens: int, heap_blocks: int) -> KVLayout:
+def layout_of(
+    groups: int, tokens_per_block: int, max_tokens: int, heap_blocks: int, window: int = 0
+) -> KVLayout:
     """Return a layout with a layer of each kind; the rows of the next kind are twice as wide, and
-    its pages half as long where that can be."""
-    shape = KVShape(tuple(KVSpec(1, 2**kind, KVFormat.FLOAT32) for kind in range(groups)))
+    its pages half as long where that can be. With ``window``, a further layer has one."""
+    layers = [KVSpec(1, 2**kind, KVFormat.FLOAT32) for kind in range(groups)]
+    layers += [KVSpec(1, 1, KVFormat.FLOAT32, window)] * (window > 0)
+    shape = KVShape(tuple(layers))
     divisor = 2 if tokens_per_block % 2 == 0 else 1
     pages = {
-        spec: spec.row_bytes * tokens_per_block // (1 if kind == 0 else divisor)
-        for kind, spec in enumerate(shape.specs)
+        spec: spec.row_bytes * tokens_per_block // (1 if spec.head_dim == 1 else divisor)
+        for spec in shape.specs
     }
     return grouped_layout(
         shape,

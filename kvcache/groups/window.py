@@ -1,0 +1,158 @@
+"""The layers that attend to a window of tokens: K and V behind it are unmapped and freed.
+
+Addresses stay linear in the position. A sequence keeps the blocks that the window of its last block
+boundary touches, to which any group may send it back, and all blocks after these::
+
+    0 ... left: cached, or freed ... | window | boundary ... computed ... mapped
+
+A cached block is found by itself, whether or not those before it are kept. Evicted last are the
+blocks of windows that end where other prompts may go on."""
+
+import math
+
+from kvcache.block_hashes import BlockHashes
+from kvcache.budget import CacheLimits
+from kvcache.evictor import NOTHING_TO_EVICT
+from kvcache.groups.full import FullGroup
+from kvcache.prefixes import BlockIndex
+from kvcache.records import Block, BlockState, PageTable
+from kvcache.sequences import CachedSequence, SequenceBlocks
+from kvcache.stats import MissReason
+
+
+class WindowGroup(FullGroup):
+    """The layers whose K and V rows have the same shape, and whose window has the same length."""
+
+    index_type = BlockIndex
+
+    def _most_blocks(self, limits: CacheLimits) -> int:
+        # A window and a chunk may begin and end within a block.
+        tokens = self.group.window + limits.max_step_tokens
+        return min(self.group.blocks_for(tokens) + 2, self.group.blocks_per_buffer)
+
+    def _first(self, position: int) -> int:
+        # A token attends to itself and to window - 1 tokens before it. The block before the
+        # position stays even if the window is one token: it says whether the next one is shared.
+        before = max(self.group.window - 1, 1)
+        return max(0, position * self._size - before) // self._size
+
+    def _spares(self, sequence: CachedSequence, number: int) -> bool:
+        return True  # it is in the newest window
+
+    # --- opening sequences ------------------------------------------------------------------------
+
+    def match(self, hashes: BlockHashes, start: int, at_most: int) -> int:
+        position = at_most
+        for number in range(at_most - 1, start - 1, -1):
+            if self.prefixes.find(hashes, number) is None:
+                position = number
+            elif number <= max(start, self._first(position)):
+                return position
+        return start
+
+    def _attach(self, own: SequenceBlocks, blocks: list[Block], position: int) -> bool:
+        buffer, first = own.buffer, position - len(blocks)
+        cached = sum(block.state is BlockState.CACHED for block in blocks)
+        if cached > self.allocator.available_blocks + buffer.reserved_blocks:
+            return False
+        jumps = first > own.table.end
+        if jumps:
+            if not self.allocator.may_map:
+                self.allocator.wants_mapping_point = True
+                return False
+            self.buffers.jump(buffer, first)
+        attached = super()._attach(own, blocks, position)
+        if jumps and not attached:
+            self.buffers.jump_back(buffer)
+        self.allocator.adjust(own)
+        return attached
+
+    def truncate(self, seq_id: int, position: int) -> None:
+        own = self._open[seq_id]
+        first = own.table.first
+        super().truncate(seq_id, max(position, first))
+        if position < first:
+            self.buffers.jump_back(own.buffer)
+        self.allocator.adjust(own)
+
+    def explain(self, seq_id: int, cached_tokens: int) -> tuple[int, MissReason | None]:
+        own, index = self._open[seq_id], self.prefixes.index
+        hashes = own.sequence.block_hashes
+        end = min(cached_tokens // self._size, hashes.shareable_blocks)
+        needed = range(max(own.table.end, self._first(end)), end)
+        if all(index.find(hashes, number) is not None for number in needed):
+            return cached_tokens, None
+        _, miss = self.prefixes.explain(own)
+        return self.match(hashes, own.table.end, end) * self._size, miss
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+        if super().reserve(seq_id, num_tokens):
+            return True
+        if not self.allocator.may_map and (self._closed or self._leaves):
+            self.allocator.wants_mapping_point = True
+        return False
+
+    @property
+    def _leaves(self) -> bool:
+        """True if open sequences have blocks that they do not need."""
+        return any(
+            own.buffer.leaving or self._first(own.sealed_blocks) > own.table.first
+            for own in self._open.values()
+        )
+
+    def close(self, seq_id: int, epoch: int) -> None:
+        own = self._open[seq_id]
+        end = own.sealed_blocks
+        for block in own.table.between(max(own.table.first, self._first(end)), end):
+            if block.prefix is not None:
+                self.prefixes.index.set_spared(block, True)
+        super().close(seq_id, epoch)
+
+    def _advance(self) -> None:
+        """Also let go of the blocks that no sequence needs. A sealed block was computed by a step
+        that has completed, so that no step runs that began before the block's end."""
+        super()._advance()
+        if not self.allocator.may_map:
+            return
+        # At a mapping point, memory is used after it was unmapped, whatever the ticket.
+        done = self.backend.completed_ticket() if self._maps_while_running else math.inf
+        for own in self._open.values():
+            first = self._first(own.sealed_blocks)
+            if first > own.table.first:
+                self.buffers.leave(own.buffer, first)
+            self.buffers.unmap_leaving(own.buffer)
+            for table in self.buffers.take_left(own.buffer, done):
+                self._let_go(own, table)
+
+    def _let_go(self, own: SequenceBlocks, left: PageTable) -> None:
+        """Cache or free a sequence's unmapped blocks."""
+        kept = self._kept_places(own.sequence)
+        for place, block in enumerate(left.blocks, left.first):
+            if block.prefix is not None:
+                self.prefixes.index.set_spared(block, place in kept)
+        self.pool.detach(left.blocks)
+        self.prefixes.let_go(left.blocks)
+        self.allocator.adjust(own)
+
+    def _kept_places(self, sequence: CachedSequence) -> set[int]:
+        """Return the places of the windows at whose ends other prompts may go on."""
+        last = sequence.reserved_tokens - 2
+        ends = [tokens // self._size for tokens in (*sequence.boundaries, last)]
+        return {place for end in ends for place in range(self._first(end), end)}
+
+    @property
+    def recovering(self) -> bool:
+        return super().recovering or self._leaves or self.prefixes.is_sealing
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    def cheapest(self) -> float:
+        block = self.prefixes.index.cheapest()
+        if block is None:
+            return NOTHING_TO_EVICT
+        end = block.found_by.number + 1
+        # Without one block of a window, all tokens before its end are computed again.
+        saved = end * self._size / (end - self._first(end)) if block.found_by.spared else 0
+        return self._clock.worth(saved, block.found_by.last_use) / self.group.block_bytes
