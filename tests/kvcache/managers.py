@@ -44,6 +44,18 @@ def two_groups(max_tokens: int = 320) -> KVLayout:
     )
 
 
+def windowed(max_tokens: int = 320, window: int = 24) -> KVLayout:
+    """The same, and a layer with a window."""
+    shape = KVShape((*SHAPE.layers, KVSpec(1, 64, KVFormat.FLOAT32, window)))
+    return paged_layout(
+        shape,
+        max_tokens=max_tokens,
+        heap_bytes=HEAP_BLOCKS * TOKENS * shape.bytes_per_token,
+        system_page_bytes=4096,
+        page_bytes=4096,
+    )
+
+
 def manager(
     layout: KVLayout,
     backend: PageBackend | list[PageBackend],

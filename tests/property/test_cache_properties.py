@@ -2,15 +2,26 @@
 books right, and every sequence its own tokens."""
 
 from array import array
+from collections.abc import Callable
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvcache.block_hashes import PrefixSalt
+from kvcache.layout import KVLayout
 from kvcache.records import BlockState
 from kvcache.sequences import PromptBoundaries
-from tests.kvcache.managers import SHAPE, TOKENS, epochs_of, full_group, manager, paged, two_groups
+from tests.kvcache.managers import (
+    SHAPE,
+    TOKENS,
+    epochs_of,
+    full_group,
+    manager,
+    paged,
+    two_groups,
+    windowed,
+)
 from tests.kvcache.maps import map_adds_up
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import Manners, StrictMemory
@@ -33,7 +44,7 @@ class CacheMachine(RuleBasedStateMachine):
         mapping_limit=st.one_of(st.none(), st.integers(4, 60)),
         max_sharers=st.integers(1, 6),
         shares_prefixes=st.sampled_from([True, True, False]),
-        groups=st.sampled_from([1, 1, 2]),
+        layout_of=st.sampled_from([paged, paged, two_groups, windowed]),
     )
     def start(
         self,
@@ -44,9 +55,9 @@ class CacheMachine(RuleBasedStateMachine):
         mapping_limit: int | None,
         max_sharers: int,
         shares_prefixes: bool,
-        groups: int,
+        layout_of: Callable[[int], KVLayout],
     ) -> None:
-        self.layout = paged(MAX_TOKENS) if groups == 1 else two_groups(MAX_TOKENS)
+        self.layout = layout_of(MAX_TOKENS)
         self.faults = MemoryFaults()
         self.backends = [
             StrictMemory(
@@ -192,8 +203,9 @@ class CacheMachine(RuleBasedStateMachine):
         for seq, computed in getattr(self, "computed", {}).items():
             for number, backend in enumerate(self.backends):
                 buffer = full_group(self.kv, number)._open[seq].buffer.number
-                read = b"".join(held for _, held in backend.read(buffer, computed))
-                assert [*array("Q", read)] == self.tokens[seq][:computed]
+                read = b"".join(held for _, held in backend.read(buffer, computed, computed))
+                held = [*array("Q", read)]
+                assert held == self.tokens[seq][computed - len(held) : computed]
 
     def teardown(self) -> None:
         """When all have left and everything is done, nothing is mapped, waits or leaks."""
