@@ -50,6 +50,12 @@ class WindowGroup(FullGroup):
                 return position
         return start
 
+    def has_room(self, hashes: BlockHashes, num_tokens: int) -> bool:
+        return super().has_room(hashes, num_tokens) or self._want_point()
+
+    def open(self, sequence: CachedSequence, position: int, wanted: int, *, alone: bool) -> bool:
+        return super().open(sequence, position, wanted, alone=alone) or self._want_point()
+
     def _attach(self, own: SequenceBlocks, blocks: list[Block], position: int) -> bool:
         buffer, first = own.buffer, position - len(blocks)
         cached = sum(block.state is BlockState.CACHED for block in blocks)
@@ -88,8 +94,10 @@ class WindowGroup(FullGroup):
     # --- steps ------------------------------------------------------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        if super().reserve(seq_id, num_tokens):
-            return True
+        return super().reserve(seq_id, num_tokens) or self._want_point()
+
+    def _want_point(self) -> bool:
+        """Ask for a mapping point if blocks can only be unmapped at one. Return False."""
         if not self.allocator.may_map and (self._closed or self._leaves):
             self.allocator.wants_mapping_point = True
         return False
