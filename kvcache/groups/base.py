@@ -60,7 +60,8 @@ class KVGroup(ABC):
         the parent has. Return False and change nothing if the system refuses."""
 
     def can_fork(self, seq_id: int, child_id: int, position: int) -> bool:
-        """Return True if the child may share the parent's first ``position`` blocks."""
+        """Return True if the child may share the parent's first ``position`` blocks, and copy the
+        one after these."""
         return False
 
     def copy_block(  # noqa: B027  # never called where nothing can be forked
@@ -105,7 +106,8 @@ class KVGroup(ABC):
 
     @abstractmethod
     def cancel_steps(self, seq_id: int) -> int:
-        """Drop all planned steps. Return the number of tokens that stay computed."""
+        """Drop all planned steps. Return the number of tokens that stay computed. Every group can
+        return to the last block boundary before the computed tokens' end, and to none before."""
 
     @abstractmethod
     def close(self, seq_id: int, epoch: int) -> None:

@@ -191,6 +191,11 @@ def test_memory_before_a_window_is_not_read(attend: Callable[..., mx.array]) -> 
     assert gone > 0
     assert mapper.wait(mapper.unmap(paged.ranges[0], 0, gone), 10)  # reading it ends the process
     assert same_bits(attend(paged, queries, rows, softmax=softmax), before)
+    rows, mapped = paged.rows((0, 560, 40)), 561 - gone * per_block
+    assert same_bits(attend(paged, queries, rows, softmax=softmax), before)
+    for window in (mapped + 1, 600, None):
+        with pytest.raises(IndexError, match=f"rows can see {mapped} tokens"):
+            attend(paged, queries, rows, softmax=softmax_of(paged, window=window))
 
 
 def test_a_row_does_not_see_what_stands_before_its_window() -> None:

@@ -86,6 +86,17 @@ class World {
       }
       CHECK(ranges_[r]->mapped_tokens() == prefix * shape_.tokens_per_block());
       for (size_t block = 0; block < shape_.blocks_per_range(); ++block) {
+        size_t first = backing_[r][block] ? block : prefix;
+        size_t end = first;
+        while (first > 0 && backing_[r][first - 1]) {
+          --first;
+        }
+        while (end < backing_[r].size() && backing_[r][end]) {
+          ++end;
+        }
+        const size_t tokens = shape_.tokens_per_block();
+        const auto run = ranges_[r]->mapped_run(block * tokens + tokens / 2);
+        CHECK(run.end == end * tokens && (run.first == first * tokens || !backing_[r][block]));
         for (size_t region = 0; region < shape_.regions(); ++region) {
           if (!backing_[r][block]) {
             CHECK(!readable(block_of(*ranges_[r], region, block)));
@@ -627,6 +638,25 @@ TEST("rows of read-only blocks are in a table, which says that they cannot be wr
   RowTable({{a, 32, 16}}).require_writable();
 }
 
+TEST("rows behind a gap see the mapped rows before them, and no wider window") {
+  const Geometry shape = small_geometry();
+  const auto heap = std::make_shared<SharedHeap>(shape);
+  const auto a = std::make_shared<SparseRange>(shape);
+  a->map(heap, 0, 0, 1, kWritable);
+  a->map(heap, 1, 2, 2, kWritable);
+  RowTable({{a, 0, 16}}).require_mapped(SIZE_MAX);
+  for (const int64_t start : {32, 33, 47, 48, 60}) {
+    const RowTable table({{a, start, 4}, {a, 3, 1}});
+    const auto seen = static_cast<size_t>(start - 31);
+    table.require_mapped(seen);
+    for (const size_t window : {seen + 1, size_t{64}, SIZE_MAX}) {
+      CHECK(throws<std::out_of_range>("rows can see " + std::to_string(seen) + " tokens", [&] {
+        table.require_mapped(window);
+      }));
+    }
+  }
+}
+
 TEST("a row table lists positions in order and refuses rows without memory") {
   const Geometry shape = small_geometry();
   const auto heap = std::make_shared<SharedHeap>(shape);
@@ -634,7 +664,7 @@ TEST("a row table lists positions in order and refuses rows without memory") {
   const auto b = std::make_shared<SparseRange>(shape);
   a->map(heap, 0, 0, 2, kWritable);
   b->map(heap, 2, 0, 1, kWritable);
-  b->map(heap, 3, 2, 1, kWritable);  // behind a gap: not reached
+  b->map(heap, 3, 2, 1, kWritable);  // behind a gap
   const RowTable table({{a, 30, 2}, {b, 0, 3}, {a, 5, 1}});
   const std::vector<size_t> positions = {30, 31, 0, 1, 2, 5};
   CHECK(table.rows().size() == positions.size());
@@ -649,7 +679,8 @@ TEST("a row table lists positions in order and refuses rows without memory") {
           RowTable({{a, 0, 1}, {range, start, count}});
         });
   };
-  CHECK(refused(a, 31, 2) && refused(a, 32, 1) && refused(b, 0, 17) && refused(b, 40, 1));
+  CHECK(refused(a, 31, 2) && refused(a, 32, 1) && refused(b, 0, 17) && refused(b, 30, 3));
+  CHECK(refused(b, 16, 1) && refused(b, 47, 2));
   CHECK(refused(a, -1, 1) && refused(a, 0, 0) && refused(a, 0, -1));
   CHECK(refused(a, INT64_MAX, 1) && refused(a, 1, INT64_MAX) && refused(a, INT64_MIN, INT64_MAX));
   CHECK(throws<std::invalid_argument>("at least one segment", [] { RowTable({}); }));

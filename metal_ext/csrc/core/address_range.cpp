@@ -94,6 +94,27 @@ size_t AddressRange::mapped_tokens() const {
   return mapped_prefix_ * geometry_.tokens_per_block();
 }
 
+AddressRange::MappedRun AddressRange::mapped_run(size_t token) const {
+  const size_t tokens = geometry_.tokens_per_block();
+  const size_t block = token / tokens;
+  const std::lock_guard lock(mutex_);
+  if (block < mapped_prefix_) {
+    return {0, mapped_prefix_ * tokens};
+  }
+  if (block >= access_.size() || access_[block] == Access::none) {
+    return {mapped_prefix_ * tokens, mapped_prefix_ * tokens};
+  }
+  size_t first = block;
+  size_t end = block + 1;
+  while (access_[first - 1] != Access::none) {  // the block at mapped_prefix_ is unmapped
+    --first;
+  }
+  while (end < access_.size() && access_[end] != Access::none) {
+    ++end;
+  }
+  return {first * tokens, end * tokens};
+}
+
 std::optional<size_t> AddressRange::first_read_only(size_t start, size_t count) const {
   const size_t tokens = geometry_.tokens_per_block();
   const size_t last = (start + count - 1) / tokens;

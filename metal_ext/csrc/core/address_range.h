@@ -45,6 +45,13 @@ class AddressRange {
 
   // Returns the number of tokens in the mapped blocks before the first unmapped block.
   size_t mapped_tokens() const;
+  // Returns the tokens of the mapped blocks around a token, [first, end). If the token's own block
+  // is unmapped, both are mapped_tokens().
+  struct MappedRun {
+    size_t first;
+    size_t end;
+  };
+  MappedRun mapped_run(size_t token) const;
   // Returns the first read-only block that has a token of [start, start + count). Rule: count > 0.
   std::optional<size_t> first_read_only(size_t start, size_t count) const;
 

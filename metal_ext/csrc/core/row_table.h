@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,7 +23,7 @@ struct Segment {
 };
 
 // The place of each row (token) of a step, found once for all layers. The constructor checks that
-// each row and all earlier rows of its sequence are mapped, so that kernels need not check.
+// each row is mapped. Before a kernel reads earlier rows, require_mapped() checks these.
 class RowTable {
  public:
   struct Row {
@@ -40,8 +41,12 @@ class RowTable {
     for (const Segment& segment : segments_) {
       require<std::invalid_argument>(segment.range->geometry() == geometry(),
                                      "the ranges of a row table must have one geometry");
-      checked_run(
-          "segment of mapped tokens", segment.start, segment.count, segment.range->mapped_tokens());
+      const AddressRange::MappedRun mapped =
+          segment.range->mapped_run(static_cast<size_t>(std::max<int64_t>(segment.start, 0)));
+      checked_run("segment of mapped tokens", segment.start, segment.count, mapped.end);
+      if (mapped.first > 0) {
+        longest_window_ = std::min(longest_window_, segment.start - mapped.first + 1);
+      }
       // Kernels of a GPU count positions in 32 bits.
       narrowed<int32_t>("tokens of a sequence", segment.start + segment.count);
       const auto block = segment.range->first_read_only(
@@ -67,7 +72,16 @@ class RowTable {
     require<std::out_of_range>(read_only_.empty(), read_only_);
   }
 
+  // Throws std::out_of_range if a row has unmapped rows in its window of this many tokens, itself
+  // included. SIZE_MAX is a window of all tokens.
+  void require_mapped(size_t window) const {
+    require<std::out_of_range>(
+        window <= longest_window_, "rows can see ", longest_window_,
+        " tokens, and those before are unmapped: they cannot attend to all that they should");
+  }
+
  private:
+  size_t longest_window_ = SIZE_MAX;
   std::vector<Segment> segments_;  // keeps the ranges alive for the primitives
   std::vector<Row> rows_;
   std::string read_only_;  // the message of require_writable(), or empty

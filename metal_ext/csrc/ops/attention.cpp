@@ -194,6 +194,7 @@ mx::array attend(
   const cpu::HeadShape shape =
       check_layer(rows->geometry(), layer, queries.shape(1), kv_heads, queries.shape(2));
   softmax.check_heads(queries.shape(1));
+  rows->require_mapped(softmax.window);
   std::vector<mx::array> in{token, queries};
   if (softmax.sinks) {
     in.push_back(row_by_row(*softmax.sinks));

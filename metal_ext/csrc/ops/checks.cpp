@@ -10,7 +10,9 @@ namespace {
 constexpr int64_t kMaxTokens = INT32_MAX;  // the largest dimension of an MLX array
 
 size_t checked_block(const char* name, const AddressRange& range, int64_t block) {
-  checked_run(name, block, 1, range.mapped_tokens() / range.geometry().tokens_per_block());
+  const auto tokens = static_cast<int64_t>(range.geometry().tokens_per_block());
+  checked_between(name, block, 0, static_cast<int64_t>(range.geometry().blocks_per_range()) - 1);
+  checked_run(name, block, 1, range.mapped_run(static_cast<size_t>(block * tokens)).end / tokens);
   return static_cast<size_t>(block);
 }
 
@@ -67,7 +69,8 @@ mx::Shape check_view(
   const Geometry& geometry = range.geometry();
   checked_between("region", region, 0, static_cast<int64_t>(geometry.regions()) - 1);
   checked_between("tokens", tokens, 1, kMaxTokens);
-  checked_run("mapped tokens", 0, tokens, range.mapped_tokens());
+  // Tokens behind a window are unmapped. Callers leave them out of what they read.
+  checked_run("mapped tokens", 0, tokens, range.mapped_run(static_cast<size_t>(tokens - 1)).end);
   const auto row = static_cast<int64_t>(geometry.row_bytes(static_cast<size_t>(region)));
   checked_between("kv_heads", kv_heads, 1, row);
   checked_between("head_dim", head_dim, 1, row);

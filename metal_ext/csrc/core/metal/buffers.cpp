@@ -59,11 +59,12 @@ void PagedRange::copy(DeviceRange& source, size_t source_block, size_t block, si
 
 std::vector<uint64_t> PagedRange::page_addresses(size_t blocks) const {
   const std::lock_guard books(context()->books);
-  const size_t mapped = mapped_tokens() / geometry().tokens_per_block();
-  require<std::logic_error>(blocks <= mapped, "a page table of ", blocks,
-                            " blocks was asked for; ", mapped, " are mapped");
-  std::vector<uint64_t> addresses(blocks);
-  for (size_t b = 0; b < blocks; ++b) {
+  const size_t tokens = geometry().tokens_per_block();
+  const MappedRun mapped = mapped_run(blocks == 0 ? 0 : (blocks - 1) * tokens);
+  require<std::logic_error>(blocks <= mapped.end / tokens, "a page table of ", blocks,
+                            " blocks was asked for; ", mapped.end / tokens, " are mapped");
+  std::vector<uint64_t> addresses(blocks);  // 0 for blocks behind a window
+  for (size_t b = mapped.first / tokens; b < blocks; ++b) {
     addresses[b] = static_cast<const ExtentHeap&>(*place(b).heap).block_address(place(b).block);
   }
   return addresses;

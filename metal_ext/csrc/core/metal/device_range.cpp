@@ -115,9 +115,10 @@ void DeviceRange::note_use(uint64_t epoch, size_t start, size_t count) {
       epoch <= context_->epochs.newest() && epoch > context_->epochs.completed(), "epoch ", epoch,
       " is not in flight");
   // Rule: a step uses only rows whose mapping is complete.
+  const size_t mapped = mapped_run(start).end;
   require<std::logic_error>(
-      start + count <= mapped_tokens(), "a step cannot use tokens up to ", start + count, ": ",
-      mapped_tokens(), " are mapped");
+      start + count <= mapped, "a step cannot use tokens up to ", start + count, ": ", mapped,
+      " are mapped");
   for (size_t b = first; b < end; ++b) {
     places_[b].heap->ledger().require_writable(places_[b].block, this);
   }

@@ -86,6 +86,7 @@ mx::array device::decode_attention(
   check_device_rows("queries", queries);
   checked_run("rows of the table", first_row, queries.shape(0), rows->size());
   softmax.check_heads(queries.shape(1));
+  rows->table().require_mapped(softmax.window);
   const Heads heads{queries.shape(1), kv_heads, queries.shape(2)};
   const LayerRows place(*kv_backend->memory, layer, heads);
   const auto first = static_cast<size_t>(first_row);
