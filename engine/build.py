@@ -175,6 +175,7 @@ def plan_memory(
         settings=config,
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
         max_buffer_bytes=machine.max_buffer_bytes,
         address_bytes=machine.address_bytes,
     )
@@ -188,7 +189,7 @@ def plan_memory(
         # A user who sets the bytes for K and V may use the headroom for other programs, too.
         room = demand.usable_bytes if config.kv_budget_bytes is None else demand.machine_bytes
         if weights > room:
-            needed = demand.fixed_bytes + least * shape.bytes_per_token
+            needed = demand.fixed_bytes + shape.bytes_of(least)
             raise BudgetError(_too_large(checkpoint, demand, room, needed))
         plan = fit(
             demand,

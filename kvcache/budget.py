@@ -14,6 +14,7 @@ from kvcache.backends.choice import KVBackend
 from kvcache.config import CacheSettings
 from kvcache.layout import (
     METAL_PAGES,
+    Group,
     KVLayout,
     KVShape,
     dense_layout,
@@ -29,8 +30,9 @@ MIB = 1024**2
 DENSE_MIN_CONTEXT_TOKENS = 4096
 # A cache for fewer tokens than this is refused, unless the settings ask for one.
 SMALLEST_CONTEXT_TOKENS = 2048
-# The share that recurrent states may take of the memory for K, V and states.
-STATE_SHARE = 1 / 3
+# The share that recurrent states may take of the memory for K, V and states, and the share that
+# windows may take of the memory for K and V.
+STATE_SHARE = WINDOW_SHARE = 1 / 3
 # With more sequences than these, one sequence's slots keep states for later prompts.
 SEQUENCES_WITHOUT_SPARE = 2
 # Sparse buffers may take one part in ADDRESS_PARTS of the GPU's addresses. MLX's arrays and heaps
@@ -79,6 +81,7 @@ class CacheRequest:
     settings: CacheSettings
     max_num_seqs: int
     max_model_len: int | None
+    max_num_batched_tokens: int
     max_buffer_bytes: int | None = None
     """The size of the largest allocation that the device allows, or None without a limit."""
     address_bytes: int | None = None
@@ -93,6 +96,8 @@ class MemoryPlan:
     layout: KVLayout
     kv_budget_bytes: int
     """The most memory of K and V, a multiple of a heap's size."""
+    kv_tokens: int
+    """The number of tokens of all sequences together."""
     max_model_len: int
     max_num_seqs: int
     max_buffers: int
@@ -126,18 +131,18 @@ class MemoryPlan:
         return demand | {
             "usable_bytes": self.demand.usable_bytes,
             "kv_budget_bytes": self.kv_budget_bytes,
-            "kv_bytes_per_token": self.layout.bytes_per_token,
+            "kv_bytes_per_token": self.layout.shape.lasting_bytes_per_token,
             "state_bytes": self.state_bytes,
             "max_model_len": self.max_model_len,
             "max_num_seqs": self.max_num_seqs,
         }
 
     def line(self) -> str:
-        demand, tokens = self.demand, self.kv_budget_bytes // self.layout.bytes_per_token
+        demand = self.demand
         whole = "the GPU's working set" if demand.on_gpu else "this machine"
         states = f"states up to {gib(self.state_bytes)}, " if self.num_slots else ""
         return (
-            f"K and V up to {gib(self.kv_budget_bytes)} ({tokens} tokens), {states}weights "
+            f"K and V up to {gib(self.kv_budget_bytes)} ({self.kv_tokens} tokens), {states}weights "
             f"{gib(demand.weights_bytes)}, of {gib(demand.machine_bytes)} of {whole}"
         )
 
@@ -163,13 +168,19 @@ class MemoryPlan:
                 f"states: {self.num_slots} slots of {gib(self.state_bytes // self.num_slots)}, "
                 f"{SLOTS_PER_SEQUENCE} for each sequence that runs"
             )
-        tokens = self.kv_budget_bytes // layout.bytes_per_token
         notes = [] if self.note is None else [self.note]
+        counts = layout.heap_blocks_within(self.kv_budget_bytes)
+        windows = [
+            f"of these, {gib(blocks * group.block_bytes)} for windows of {group.window} tokens"
+            for group, blocks in zip(layout.groups, counts, strict=True)
+            if group.window
+        ]
         return [f"{label:<32}{gib(amount):>12}" for label, amount in sizes] + [
-            f"K and V: {tokens} tokens of {layout.bytes_per_token} bytes in blocks of "
-            f"{layout.tokens_per_block} tokens ({gib(layout.block_bytes)}), "
-            f"{self.kv_budget_bytes // layout.heap_bytes} heaps of {gib(layout.heap_bytes)}"
+            f"K and V: {self.kv_tokens} tokens of {layout.shape.lasting_bytes_per_token} bytes in "
+            f"blocks of {layout.tokens_per_block} tokens ({gib(layout.block_bytes)}), "
+            f"{max(counts) // layout.groups[0].blocks_per_heap} heaps of {gib(layout.heap_bytes)}"
             + (f" in {len(layout.groups)} groups" if len(layout.groups) > 1 else ""),
+            *windows,
             *states,
             f"limits: {self.max_model_len} tokens per sequence, {self.max_num_seqs} sequences",
             *notes,
@@ -208,30 +219,24 @@ def fit(
     smallest = smallest_context(set_len, model_max_len)
     if set_len is None and request.settings.kv_budget_bytes is not None:
         smallest = 1  # the user may set any budget, however small
-    budget = _budget(demand, request, shape.bytes_per_token, smallest)
+    budget = _budget(demand, request, shape, smallest)
     # The limit of K and V if one allocation (an arena) holds all sequences' K and V.
     arena = request.max_buffer_bytes if request.kv_backend is KVBackend.METAL_DENSE else None
     num_slots, slot_bytes = 0, shape.slot_bytes
     if slot_bytes:
-        kv_bytes = smallest * shape.bytes_per_token + request.settings.heap_bytes
+        kv_bytes = shape.bytes_of(smallest) + request.settings.heap_bytes
         num_slots = slots_within(budget, slot_bytes, request.max_num_seqs, kv_bytes, arena)
         budget -= num_slots * slot_bytes
-    if request.settings.kv_budget_bytes is None:
-        # More memory than all full sequences need is useless. One further heap covers rounding.
-        useful = request.max_num_seqs * (set_len or model_max_len) * shape.bytes_per_token
-        budget = min(budget, useful + request.settings.heap_bytes)
     clamped = arena is not None and budget > arena
     budget = min(budget, budget if arena is None else arena)
     if request.kv_backend.on_gpu:
         system_page_bytes = min(METAL_PAGES)
-    tokens = budget // shape.bytes_per_token
-    unit = tokens_of_whole_pages(shape, system_page_bytes)
-    max_len = set_len or _context_that_fits(request, tokens, model_max_len, unit)
+    max_len = set_len or _longest(request, shape, budget, model_max_len, system_page_bytes)
     layout = _layout(request, shape, max_len, budget, system_page_bytes)
-    heaps = budget // layout.heap_bytes
-    capacity = heaps * layout.heap_tokens
+    step_tokens = request.max_num_batched_tokens
+    capacity = layout.tokens_within(budget, step_tokens)
     if capacity < smallest:
-        needed = layout.blocks_for(smallest) * layout.block_bytes
+        needed = layout.bytes_for(smallest, step_tokens)
         raise BudgetError(
             f"one sequence of {smallest} tokens needs {gib(needed)} of K and V, but the KV budget "
             f"of {gib(budget)} holds {capacity} tokens in whole heaps of {gib(layout.heap_bytes)}: "
@@ -240,11 +245,15 @@ def fit(
         )
     if capacity < max_len:
         max_len = capacity
-        layout = _layout(request, shape, max_len, budget, system_page_bytes)
+        layout = layout.shortened(max_len)
     sequences = min(request.max_num_seqs, capacity // layout.tokens_per_block)
     if num_slots:
         sequences = min(sequences, sequences_within(num_slots))
-    heaps = heaps if arena is None else sequences  # an arena has one heap per sequence
+    counts = layout.heap_blocks_within(budget)
+    for group, blocks in zip(layout.groups, counts, strict=True):
+        kept, most = group.kept_blocks(max_len), group.most_blocks(max_len, step_tokens)
+        if group.window and blocks >= most:  # one sequence computes a prompt
+            sequences = min(sequences, 1 + (blocks - most) // kept)
     note = None
     if clamped and (max_len, sequences) != (set_len or model_max_len, request.max_num_seqs):
         note = (
@@ -254,14 +263,17 @@ def fit(
     # With a spare buffer for each sequence, no new one waits until old buffers are unmapped. Dense
     # buffers cost memory.
     buffers = sequences if request.kv_backend.is_dense else 2 * sequences
-    kv_bytes = heaps * layout.heap_bytes
-    plan = MemoryPlan(demand, layout, kv_bytes, max_len, sequences, buffers, note, num_slots)
-    return _within_addresses(plan, request, system_page_bytes)
+    kv_bytes = layout.bytes_of(counts)
+    if arena is not None:
+        kv_bytes = sequences * layout.heap_bytes  # an arena has one heap per sequence
+    tokens = layout.tokens_within(kv_bytes, step_tokens)
+    plan = MemoryPlan(
+        demand, layout, kv_bytes, tokens, max_len, sequences, buffers, note, num_slots
+    )
+    return _within_addresses(plan, request)
 
 
-def _within_addresses(
-    plan: MemoryPlan, request: CacheRequest, system_page_bytes: int
-) -> MemoryPlan:
+def _within_addresses(plan: MemoryPlan, request: CacheRequest) -> MemoryPlan:
     """Return a plan whose buffers, one per sequence and one more, fit into the GPU's addresses:
     with fewer spare buffers, then with a shorter context, or with fewer sequences if the user has
     set the context. But two buffers are always planned."""
@@ -271,7 +283,7 @@ def _within_addresses(
     blocks = room // (plan.max_num_seqs + 1) // layout.block_bytes
     shortest = request.max_model_len or SMALLEST_CONTEXT_TOKENS
     max_len = min(plan.max_model_len, max(shortest, blocks * layout.tokens_per_block))
-    layout = _layout(request, layout.shape, max_len, plan.kv_budget_bytes, system_page_bytes)
+    layout = layout.shortened(max_len)
     buffer_bytes = layout.blocks_for(max_len) * layout.block_bytes
     buffers = min(plan.max_buffers, max(2, room // buffer_bytes))
     sequences, note = min(plan.max_num_seqs, buffers - 1), plan.note
@@ -331,9 +343,7 @@ def usable_bytes(
     return left if on_gpu else min(left, available_bytes)
 
 
-def _budget(
-    demand: MemoryDemand, request: CacheRequest, bytes_per_token: int, smallest: int
-) -> int:
+def _budget(demand: MemoryDemand, request: CacheRequest, shape: KVShape, smallest: int) -> int:
     """Return the bytes for K, V and recurrent states, before rounding to whole heaps."""
     setting = request.settings.kv_budget_bytes
     if setting is not None:
@@ -346,10 +356,10 @@ def _budget(
             )
         return setting
     left = demand.usable_bytes - demand.fixed_bytes
-    if left < smallest * bytes_per_token:
+    if left < shape.bytes_of(smallest):
         raise BudgetError(
             f"{gib(left) if left > 0 else 'nothing'} is left for K and V, and one sequence of "
-            f"{smallest} tokens needs {gib(smallest * bytes_per_token)}: of "
+            f"{smallest} tokens needs {gib(shape.bytes_of(smallest))}: of "
             f"{gib(demand.usable_bytes)} usable, weights take {gib(demand.weights_bytes)}, "
             f"activations {gib(demand.activation_bytes)}, MLX's cache "
             f"{gib(demand.mlx_cache_bytes)} and compiled grammars {gib(demand.grammar_bytes)}: "
@@ -359,14 +369,16 @@ def _budget(
     return left
 
 
-def _context_that_fits(
-    request: CacheRequest, budget_tokens: int, model_max_len: int, unit: int
+def _longest(
+    request: CacheRequest, shape: KVShape, budget: int, model_max_len: int, system_page_bytes: int
 ) -> int:
+    """Return the most tokens of a sequence, which memory in pages may limit further."""
     if not request.kv_backend.is_dense:
-        return max(1, min(model_max_len, budget_tokens))
-    shared = budget_tokens // request.max_num_seqs // unit * unit
-    shared = max(shared, DENSE_MIN_CONTEXT_TOKENS)
-    return max(1, min(model_max_len, budget_tokens, shared))
+        return model_max_len
+    tokens = budget // shape.bytes_per_token
+    unit = tokens_of_whole_pages(shape, system_page_bytes)
+    shared = max(tokens // request.max_num_seqs // unit * unit, DENSE_MIN_CONTEXT_TOKENS)
+    return max(1, min(model_max_len, tokens, shared))
 
 
 def _layout(
@@ -374,7 +386,7 @@ def _layout(
 ) -> KVLayout:
     if request.kv_backend.is_dense:
         return dense_layout(shape, max_tokens=max_len, system_page_bytes=system_page_bytes)
-    return paged_layout(
+    layout = paged_layout(
         shape,
         max_tokens=max_len,
         heap_bytes=min(request.settings.heap_bytes, budget),
@@ -382,6 +394,25 @@ def _layout(
         page_bytes=request.settings.page_bytes,
         device_pages=METAL_PAGES if request.kv_backend.on_gpu else None,
     )
+    of_windows = sum(group.block_bytes for group in layout.groups if group.window)
+    shared = int(budget * WINDOW_SHARE) // of_windows if of_windows else 0
+    groups = [_limited(group, request, max_len, shared) for group in layout.groups]
+    return replace(layout, groups=tuple(groups))
+
+
+def _limited(group: Group, request: CacheRequest, max_len: int, shared: int) -> Group:
+    """Return the group with its numbers of useful blocks. ``shared`` are all windows' blocks that
+    leave enough memory to other groups."""
+    kept = group.kept_blocks(max_len)
+    useful = request.max_num_seqs * kept
+    if group.window:
+        most = group.most_blocks(max_len, request.max_num_batched_tokens)
+        # As many blocks again keep prefixes.
+        useful = max(most, min(2 * useful + most - kept, shared))
+    elif request.settings.kv_budget_bytes is not None:
+        return group
+    heaps = -(-useful // group.blocks_per_heap)
+    return replace(group, useful_blocks=heaps * group.blocks_per_heap)
 
 
 def gib(amount: int) -> str:

@@ -10,7 +10,9 @@ regions of a group. Groups differ in their page sizes, but not in the number of 
 A recurrent layer keeps a state of fixed size instead of K and V. A *slot* holds the states of all
 recurrent layers of one sequence at one position, padded to whole pages."""
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from itertools import accumulate
@@ -127,6 +129,18 @@ class KVShape:
         return sum(2 * spec.row_bytes for spec in self.layers)
 
     @property
+    def lasting_bytes_per_token(self) -> int:
+        """The bytes of a token that is older than all windows."""
+        return sum(2 * spec.row_bytes for spec in self.layers if not spec.window)
+
+    def bytes_of(self, tokens: int) -> int:
+        """Return the bytes of K and V that a sequence keeps between two steps."""
+        return sum(2 * spec.row_bytes * min(tokens, spec.window or tokens) for spec in self.layers)
+
+    def without_windows(self) -> "KVShape":
+        return replace(self, layers=tuple(replace(spec, window=0) for spec in self.layers))
+
+    @property
     def slot(self) -> SlotLayout | None:
         """The layout of a state slot, or None if the model has no recurrent layers."""
         if not self.states:
@@ -161,6 +175,8 @@ class Group:
     blocks_per_buffer: int
     window: int = 0
     """See KVSpec."""
+    useful_blocks: int | None = None
+    """The number of blocks that all sequences and their prefixes can use, or None for any."""
 
     @cached_property
     def bytes_per_token(self) -> int:
@@ -181,6 +197,16 @@ class Group:
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.tokens_per_block)
+
+    def kept_blocks(self, tokens: int) -> int:
+        """Return the number of blocks that a sequence of ``tokens`` keeps between two steps."""
+        return self.most_blocks(tokens, 0)
+
+    def most_blocks(self, tokens: int, step_tokens: int) -> int:
+        """Return the most blocks that a sequence of ``tokens`` needs at one time, if steps compute
+        ``step_tokens`` or fewer. A window and a step's tokens may begin and end within a block."""
+        window = self.blocks_for(self.window + step_tokens) + 2 if self.window else tokens
+        return min(self.blocks_for(tokens), window)
 
 
 @dataclass(frozen=True)
@@ -216,8 +242,52 @@ class KVLayout:
     def bytes_per_token(self) -> int:
         return self.shape.bytes_per_token
 
+    def shortened(self, max_tokens: int) -> "KVLayout":
+        """Return a layout with pages whose buffers are for at most ``max_tokens``."""
+        blocks = self.blocks_for(max_tokens)
+        groups = [replace(group, blocks_per_buffer=blocks) for group in self.groups]
+        return replace(self, groups=tuple(groups))
+
     def blocks_for(self, tokens: int) -> int:
         return self.groups[0].blocks_for(tokens)
+
+    def bytes_for(self, tokens: int, step_tokens: int) -> int:
+        """Return the bytes of the most blocks that a sequence of ``tokens`` needs at one time."""
+        return self.bytes_of([group.most_blocks(tokens, step_tokens) for group in self.groups])
+
+    def tokens_within(self, budget_bytes: int, step_tokens: int) -> int:
+        """Return the number of tokens that fit into the whole heaps of a budget. Windows limit it
+        only where one of them does not fit."""
+        counts = zip(self.heap_blocks_within(budget_bytes), self.groups, strict=True)
+        tokens = self.max_tokens
+        blocks = [
+            n
+            for n, group in counts
+            if n < group.most_blocks(tokens, step_tokens) or not group.window
+        ]
+        return min(blocks) * self.tokens_per_block if blocks else tokens
+
+    def heap_blocks_within(self, budget_bytes: int) -> list[int]:
+        """Return the number of blocks of each group in the whole heaps that fit into a budget."""
+        return self.blocks_within(budget_bytes, multiple=self.groups[0].blocks_per_heap)
+
+    def blocks_within(self, budget_bytes: int, *, multiple: int = 1) -> list[int]:
+        """Return the number of blocks of each group that fit into a budget, a multiple of
+        ``multiple``. All groups have equal numbers, but none has more than its useful blocks."""
+
+        def counts(blocks: int) -> list[int]:
+            return [min(blocks, group.useful_blocks or blocks) for group in self.groups]
+
+        most = budget_bytes // min(group.block_bytes for group in self.groups)
+        multiples = range(multiple, most + 1, multiple)
+        return counts(
+            multiple * bisect_right(multiples, budget_bytes, key=lambda n: self.bytes_of(counts(n)))
+        )
+
+    def bytes_of(self, blocks: Sequence[int]) -> int:
+        """Return the bytes of a number of blocks of each group."""
+        sizes = zip(blocks, self.groups, strict=True)
+        return sum(count * group.block_bytes for count, group in sizes)
 
     @cached_property
     def places(self) -> dict[int, tuple[int, int]]:
@@ -262,7 +332,9 @@ def paged_layout(
 
 
 def dense_layout(shape: KVShape, *, max_tokens: int, system_page_bytes: int) -> KVLayout:
-    """Return the layout of a KV backend without pages. A block holds a whole context."""
+    """Return the layout of a KV backend without pages. A block holds a whole context, so that
+    windows save nothing."""
+    shape = shape.without_windows()
     unit = tokens_of_whole_pages(shape, system_page_bytes)
     return grouped_layout(
         shape,

@@ -280,8 +280,8 @@ class KVCacheManager:
     def set_limit(self, limit_bytes: int) -> int:
         """Set the limit of used bytes. Return the limit in effect, which may be higher: the blocks
         in use, one full sequence, and the memory that cannot be released must each fit."""
-        blocks = limit_bytes // self._layout.block_bytes
-        allowed = sum([group.set_limit(blocks) for group in self._groups])
+        blocks = [*self._layout.blocks_within(limit_bytes), 0]  # states have memory of their own
+        allowed = sum([group.set_limit(n) for group, n in zip(self._groups, blocks, strict=False)])
         self._release_slack()
         return allowed
 

@@ -183,7 +183,10 @@ class SparseBuffer:
     @property
     def held(self) -> list[Block]:
         """The blocks that are mapped, or queued for mapping, except premapped ones."""
-        return [*(block for item in self.leaving for block in item.table.blocks), *self.table.blocks]
+        return [
+            *(block for item in self.leaving for block in item.table.blocks),
+            *self.table.blocks,
+        ]
 
     @property
     def begins_late(self) -> bool:

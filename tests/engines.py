@@ -124,6 +124,7 @@ def recall_loop(
         settings=config,
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
     )
     demand = MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0)
     memory = fit(demand, request, shape, model_max_len=model_max_len, system_page_bytes=PAGE_BYTES)

@@ -188,7 +188,10 @@ class ModelSpec:
         """Return the shape of a sequence's cache. K and V have the type ``format``. The inputs that
         convolutions keep have the type ``computed``."""
         return KVShape(
-            tuple(KVSpec(each.kv_heads, each.head_dim, format) for each in self.attentions),
+            tuple(
+                KVSpec(each.kv_heads, each.head_dim, format, each.window or 0)
+                for each in self.attentions
+            ),
             tuple(
                 StateSpec(
                     net.key_heads,

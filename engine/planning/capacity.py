@@ -51,8 +51,8 @@ class Allocation:
     def fit(self, room: Room, tokens: int) -> int:
         """Return the number of sequences of ``tokens`` tokens that fit in ``room``."""
         layout = self.layout
-        held = room.kv_bytes // layout.heap_bytes * layout.heap_tokens
-        by_kv = held // layout.tokens_per_block // layout.blocks_for(tokens)
+        counts = zip(layout.heap_blocks_within(room.kv_bytes), layout.groups, strict=True)
+        by_kv = min(count // group.kept_blocks(tokens) for count, group in counts)
         return by_kv if room.num_slots is None else min(by_kv, sequences_within(room.num_slots))
 
 
@@ -117,7 +117,16 @@ def plan_capacity(
         by_context=tuple(resident(shape, packings[0], tokens) for tokens in CONTEXTS),
         allocations=allocations,
         fifth_tokens=fifth,
-        fits=tuple(_fit(n, room_of(shape, demand, n, config), allocations, fifth) for n in needed),
+        fits=tuple(
+            _fit(
+                each,
+                room_of(shape, demand, each, config),
+                allocations,
+                fifth,
+                config.max_num_batched_tokens,
+            )
+            for each in needed
+        ),
     )
 
 
@@ -138,7 +147,7 @@ def room_of(
     if not kv.slot_bytes:
         return Room(left)
     longest = smallest_context(config.max_model_len, shape.spec.max_position_embeddings)
-    size, kv_bytes = kv.slot_bytes, longest * kv.bytes_per_token + config.heap_bytes
+    size, kv_bytes = kv.slot_bytes, kv.bytes_of(longest) + config.heap_bytes
     try:
         slots = slots_within(left, size, config.max_num_seqs, kv_bytes)
     except BudgetError:
@@ -174,9 +183,15 @@ def allocations_of(
     )
 
 
-def _fit(needed: Resident, room: Room, allocations: Sequence[Allocation], fifth: int) -> Fit:
+def _fit(
+    needed: Resident,
+    room: Room,
+    allocations: Sequence[Allocation],
+    fifth: int,
+    step_tokens: int,
+) -> Fit:
     own, context = allocations[-1].layout, needed.context
-    tokens = room.kv_bytes // own.heap_bytes * own.heap_tokens
+    tokens = own.tokens_within(room.kv_bytes, step_tokens)
     return Fit(
         needed,
         room,

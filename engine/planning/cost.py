@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from engine.models.mlx_ops import LEAST_SORTED_PAIRS
 from engine.models.spec import Attention, Experts, LayerSpec, ModelSpec
@@ -118,12 +118,13 @@ class CostModel:
     def _mixers_s(self, start: int, count: int) -> float:
         """Return the time of one sequence's attention and recurrences, without their products."""
         device, spec = self.device, self.spec
-        pairs = count * start + count * (count + 1) // 2
-        ops = pairs * sum(4 * each.heads * each.head_dim for each in spec.attentions)
-        kv_bytes = sum(
-            2 * rows.row_bytes * (start + count) * ceil(each.heads / each.kv_heads / TILE_HEADS)
-            for each, rows in zip(spec.attentions, self.kv.layers, strict=True)
-        )
+        ops = kv_bytes = 0.0
+        for each, rows in zip(spec.attentions, self.kv.layers, strict=True):
+            seen = inf if each.window is None else each.window
+            mean = min(start + (count + 1) / 2, seen)
+            ops += 4 * each.heads * each.head_dim * count * mean
+            tiles = ceil(each.heads / each.kv_heads / TILE_HEADS)
+            kv_bytes += 2 * rows.row_bytes * min(start + count, seen + count) * tiles
         states = 2 * sum(state.state_bytes for state in self.kv.states)
         read = (kv_bytes / KV_READ_SHARE + states) / device.rates.read_share
         attention_s = max(read / device.bytes_per_s, ops / ATTENTION_SHARE / device.ops_per_s)

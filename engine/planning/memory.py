@@ -135,7 +135,7 @@ def resident(shape: ModelShape, weights: Packing, context: int) -> Resident:
         weights,
         context,
         weights_bytes(shape, weights),
-        context * kv.bytes_per_token,
+        kv.bytes_of(context),
         SLOTS_PER_SEQUENCE * kv.slot_bytes,
     )
 

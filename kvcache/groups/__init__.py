@@ -22,13 +22,11 @@ def make_groups(
 ) -> list[KVGroup]:
     """Return the groups of a model. Pass one backend per group of ``layout``. ``states`` is memory
     for recurrent states, or None if the model has no recurrent layers."""
-    max_heaps = limits.budget_bytes // layout.heap_bytes
+    blocks = layout.heap_blocks_within(limits.budget_bytes)
     clock = UseClock()
     rows = [
-        (WindowGroup if group.window else FullGroup)(
-            group, backend, limits, max_heaps, pending, clock
-        )
-        for group, backend in zip(layout.groups, backends, strict=True)
+        (WindowGroup if group.window else FullGroup)(group, backend, limits, most, pending, clock)
+        for group, backend, most in zip(layout.groups, backends, blocks, strict=True)
     ]
     slot = layout.shape.slot
     if states is None or slot is None:

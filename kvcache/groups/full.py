@@ -33,14 +33,14 @@ class FullGroup(KVGroup):
         group: Group,
         backend: PageBackend,
         limits: CacheLimits,
-        max_heaps: int,
+        max_blocks: int,
         pending: PendingPrefixes,
         clock: UseClock,
     ) -> None:
         settings = limits.settings
         self.group = group
         self.backend = backend
-        self.pool = HeapPool(group, backend, max_heaps * group.heap_bytes)
+        self.pool = HeapPool(group, backend, max_blocks * group.block_bytes)
         self.buffers = BufferPool(group, self.pool, backend, limits)
         self.prefixes = PrefixCache(
             self.index_type(clock),
@@ -69,7 +69,7 @@ class FullGroup(KVGroup):
 
     def _most_blocks(self, limits: CacheLimits) -> int:
         """Return the most blocks that a sequence needs at one time."""
-        return self.group.blocks_per_buffer
+        return self.group.most_blocks(self.group.max_tokens, limits.max_step_tokens)
 
     def _first(self, position: int) -> int:
         """Return the place of the first block that a sequence at ``position`` needs."""

@@ -11,7 +11,6 @@ blocks of windows that end where other prompts may go on."""
 import math
 
 from kvcache.block_hashes import BlockHashes
-from kvcache.budget import CacheLimits
 from kvcache.evictor import NOTHING_TO_EVICT
 from kvcache.groups.full import FullGroup
 from kvcache.prefixes import BlockIndex
@@ -24,11 +23,6 @@ class WindowGroup(FullGroup):
     """The layers whose K and V rows have the same shape, and whose window has the same length."""
 
     index_type = BlockIndex
-
-    def _most_blocks(self, limits: CacheLimits) -> int:
-        # A window and a chunk may begin and end within a block.
-        tokens = self.group.window + limits.max_step_tokens
-        return min(self.group.blocks_for(tokens) + 2, self.group.blocks_per_buffer)
 
     def _first(self, position: int) -> int:
         # A token attends to itself and to window - 1 tokens before it. The block before the

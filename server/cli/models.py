@@ -74,7 +74,7 @@ class Machine:
             memory = self.plan(model.checkpoint).memory
         except SettingError as error:
             return Fit(None, None, str(error))
-        return Fit(memory.max_model_len, memory.layout.bytes_per_token, None)
+        return Fit(memory.max_model_len, memory.layout.shape.lasting_bytes_per_token, None)
 
 
 HEAD = ("name", "family", "size", "packed", "context", "lies in", "served here")
@@ -262,7 +262,7 @@ def _check_memory(
         return
     echo(
         f"this machine: serves it with {memory.max_model_len} tokens of context; a token of K and "
-        f"V takes {gib(memory.layout.bytes_per_token)}"
+        f"V takes {gib(memory.layout.shape.lasting_bytes_per_token)}"
     )
 
 

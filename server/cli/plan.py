@@ -220,7 +220,7 @@ def note(text: str) -> Iterator[str]:
 
 def report_lines(report: CapacityReport) -> Iterator[str]:
     yield "What pages buy"
-    token = kv_shape(report.shape).bytes_per_token
+    token = kv_shape(report.shape).lasting_bytes_per_token
     shared = (SHARING_CHATS - 1) * LONG_PROMPT * token
     dense, chunks, own = report.fits[-1].fifth_context
     states_bytes = report.fits[0].resident.states_bytes

@@ -202,8 +202,8 @@ class ModelOnDisk:
         except StartError as error:
             raise LoadError(str(error)) from error
         plan, layout = engine_plan.memory, engine_plan.memory.layout
-        longest = layout.blocks_for(plan.max_model_len) * layout.block_bytes
-        heaps = -(-longest // layout.heap_bytes)
+        step_tokens = engine_config(self.machine.settings).max_num_batched_tokens
+        heaps = -(-layout.bytes_for(plan.max_model_len, step_tokens) // layout.heap_bytes)
         return MemoryNeeds(
             plan.demand.fixed_bytes + plan.state_bytes + PROCESS_BYTES,
             min(heaps * layout.heap_bytes, plan.kv_budget_bytes),

@@ -39,7 +39,11 @@ def hybrid_loop(
     EngineConfig."""
     config: EngineConfig = replace(CONFIG, **{"prefix_keep_s": 1000.0} | changes)
     request = CacheRequest(
-        kv_backend=KVBackend.POSIX, settings=config, max_num_seqs=8, max_model_len=max_len
+        kv_backend=KVBackend.POSIX,
+        settings=config,
+        max_num_seqs=8,
+        max_model_len=max_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
     )
     memory = fit(
         MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0),

@@ -28,7 +28,11 @@ DEMAND = MemoryDemand(
     mlx_cache_bytes=256 * MIB,
 )
 REQUEST = CacheRequest(
-    kv_backend=KVBackend.POSIX, settings=CacheSettings(), max_num_seqs=32, max_model_len=None
+    kv_backend=KVBackend.POSIX,
+    settings=CacheSettings(),
+    max_num_seqs=32,
+    max_model_len=None,
+    max_num_batched_tokens=2048,
 )
 
 
@@ -322,3 +326,77 @@ def test_only_sparse_buffers_take_addresses_of_a_gpu(kind: KVBackend) -> None:
     found = plan(ROOMY, replace(REQUEST, kv_backend=kind, address_bytes=GIB))
     assert (found.max_num_seqs, found.note) == (32, None)
     assert found.max_buffers == (32 if kind.is_dense else 64)
+
+
+# Gemma 3 27B, gpt-oss-20b, and Gemma 4 26B-A4B: windows, layers that see all tokens.
+WINDOWED = {
+    "gemma-3-27b": ((KVSpec(16, 128, window=1024), 52), (KVSpec(16, 128), 10)),
+    "gpt-oss-20b": ((KVSpec(8, 64, window=128), 12), (KVSpec(8, 64), 12)),
+    "gemma-4-26b": ((KVSpec(8, 256, window=1024), 25), (KVSpec(2, 512), 5)),
+}
+
+
+def windowed(model: str) -> KVShape:
+    return KVShape(tuple(spec for spec, layers in WINDOWED[model] for _ in range(layers)))
+
+
+@pytest.mark.parametrize(
+    ("model", "memory_gib", "tokens", "of_full_layers"),
+    [
+        ("gemma-3-27b", 11, 85_000, 25_000),
+        ("gemma-3-27b", 32, 300_000, 70_000),
+        ("gpt-oss-20b", 4, 150_000, 90_000),
+        ("gemma-4-26b", 4, 100_000, 20_000),
+        ("gemma-4-26b", 12, 380_000, 60_000),
+    ],
+)
+def test_windows_take_a_third_at_most_and_the_context_has_the_rest(
+    model: str, memory_gib: int, tokens: int, of_full_layers: int
+) -> None:
+    demand = replace(DEMAND, available_bytes=int((memory_gib + 2.5) * GIB), machine_bytes=99 * GIB)
+    shape, request = windowed(model), replace(REQUEST, max_num_seqs=8)
+    found = plan(demand, request, 131_072, shape)
+    counts = found.layout.heap_blocks_within(found.kv_budget_bytes)
+    sizes = [n * group.block_bytes for n, group in zip(counts, found.layout.groups, strict=True)]
+    assert sum(sizes) == found.kv_budget_bytes <= memory_gib * GIB
+    assert sizes[1] <= memory_gib * GIB / 3 + found.layout.heap_bytes
+    assert found.max_model_len == min(131_072, found.kv_tokens)
+    assert found.kv_tokens >= tokens
+    assert plan(demand, request, 131_072, shape.without_windows()).kv_tokens <= of_full_layers
+    window = WINDOWED[model][0][0].window
+    assert f"{gib(sizes[1])} for windows of {window} tokens" in "\n".join(found.lines())
+
+
+@pytest.mark.parametrize("model", WINDOWED)
+def test_sequences_are_as_many_as_windows_fit_beside_one_prompt(model: str) -> None:
+    small = asked(kv_budget_bytes=8 * GIB, max_model_len=32_768)
+    found = plan(request=small, shape=windowed(model))
+    group = found.layout.groups[1]
+    blocks = found.layout.heap_blocks_within(found.kv_budget_bytes)[1]
+    needed = (found.max_num_seqs - 1) * group.kept_blocks(32_768) + group.most_blocks(32_768, 2048)
+    assert needed <= blocks
+    assert found.max_num_seqs == 32 or needed + group.kept_blocks(32_768) > blocks
+
+
+@pytest.mark.parametrize("model", WINDOWED)
+def test_windows_that_do_not_fit_take_no_more_than_other_layers(model: str) -> None:
+    shape = windowed(model)
+    found = plan(request=asked(kv_budget_bytes=1000 * shape.bytes_per_token), shape=shape)
+    counts = found.layout.heap_blocks_within(found.kv_budget_bytes)
+    assert counts[0] == counts[1]
+    assert found.kv_tokens == found.max_model_len <= 1000
+
+
+def test_a_model_of_windows_alone_has_the_whole_context() -> None:
+    shape = KVShape.uniform(28, KVSpec(8, 128, window=4096))
+    assert plan(shape=shape).max_model_len == 40960
+    assert plan(request=asked(kv_budget_bytes=GIB // 4), shape=shape).max_model_len < 4096
+
+
+def test_dense_memory_has_windows_of_the_whole_context() -> None:
+    request = replace(REQUEST, kv_backend=KVBackend.METAL_DENSE)
+    found, full = (
+        plan(request=request, shape=s)
+        for s in (windowed("gpt-oss-20b"), windowed("gpt-oss-20b").without_windows())
+    )
+    assert found == full

@@ -168,3 +168,18 @@ def test_states_of_recurrent_layers_lie_in_a_slot_of_whole_pages() -> None:
     assert slot.slot_bytes % 16384 == 0
     assert ends[-1] <= slot.slot_bytes < ends[-1] + 16384
     assert KVShape((KVSpec(1, 64),)).slot is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept", "most"), [(10, 1, 1), (64, 4, 4), (100, 7, 7), (200, 10, 13), (9999, 10, 17)]
+)
+def test_a_sequence_needs_blocks_for_a_window_and_a_step(tokens: int, kept: int, most: int) -> None:
+    """The window has 128 tokens, and a step computes 100."""
+    shape = KVShape.uniform(2, KVSpec(4, 64, KVFormat.FLOAT32, window=128))
+    layout = paged_layout(
+        shape, max_tokens=10_000, heap_bytes=1 << 20, system_page_bytes=4096, page_bytes=16384
+    )
+    (group,) = layout.groups
+    assert (group.kept_blocks(tokens), group.most_blocks(tokens, 100)) == (kept, most)
+    assert layout.bytes_for(tokens, 100) == most * group.block_bytes
+    assert shape.bytes_of(tokens) == min(tokens, 128) * shape.bytes_per_token

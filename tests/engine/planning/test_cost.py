@@ -51,6 +51,22 @@ def test_a_chunk_of_a_prompt_takes_the_time_of_its_operations(qwen3_4b: ModelSha
     assert cost_of(qwen3_4b).step_seconds([(100, 512)]) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("context", [100, 1000, 4000, 30_000, 100_000])
+def test_a_layer_with_a_window_reads_no_more_than_that(qwen3_4b: ModelShape, context: int) -> None:
+    """All layers but one of six have a window of 1024 tokens."""
+    spec = qwen3_4b.spec
+    layers = tuple(
+        replace(layer, mixer=replace(mixer, window=1024)) if number % 6 < 5 else layer
+        for number, (layer, mixer) in enumerate(zip(spec.layers, spec.attentions, strict=True))
+    )
+    windowed = replace(qwen3_4b, spec=replace(spec, layers=layers))
+    saved = 5 / 6 * max(0, context - 1024) * KV_BYTES / KV_READ_SHARE / 100e9
+    of_all, of_windows = (
+        cost_of(shape).step_seconds([(context - 1, 1)]) for shape in (qwen3_4b, windowed)
+    )
+    assert of_all - of_windows == pytest.approx(saved, abs=2e-6)
+
+
 @pytest.fixture
 def mixture(tmp_path: Path) -> CostModel:
     return in_four_bits(tmp_path, "Qwen3-30B-A3B", replace(DEVICE, rates=GPU))
