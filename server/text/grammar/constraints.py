@@ -1,7 +1,7 @@
 """Constrains an answer's tokens: to a grammar, to valid calls, and to a budget of reasoning."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -292,29 +292,30 @@ class AnalysisBudget:
         self._spec = spec
         self._left = spec.thinking_budget or 0
         self._messages = HarmonyMessages(spec.tools, spec.first_channel)
-        self._forced: list[int] = []
         channels = ("final", "commentary") if spec.tools else ("final",)
-        self._others = [vocabulary.tokens(channel)[0] for channel in channels]
-        self._opens = False
-        """True after the forced header, where the name of a channel must follow."""
+        names = map(vocabulary.tokens, channels)
+        self._names = {first: rest for first, *rest in names}
+        """``{first token of a channel's name: its other tokens}``."""
+        self._forced: list[Collection[int]] = []
+        """The tokens of which one comes next, then of which one comes after it, and so on."""
 
     def fill_mask(self, row: np.ndarray) -> bool:
-        if self._messages.is_open and self._left <= 0:
-            self._forced = self._forced or list(self._vocabulary.after_analysis)
-        if self._forced or self._opens:
-            allowed = np.zeros_like(row)
-            set_bits(allowed, self._forced[:1] or self._others)
-            is_held = not self._forced and self._answer is not None and self._answer.fill_mask(row)
-            row[:] = row & allowed if is_held else allowed
-            return True
-        return self._answer is not None and self._answer.fill_mask(row)
+        if self._messages.is_open and self._left <= 0 and not self._forced:
+            self._forced = [*((each,) for each in self._vocabulary.after_analysis), self._names]
+        is_held = self._answer is not None and self._answer.fill_mask(row)
+        if not self._forced:
+            return is_held
+        allowed = np.zeros_like(row)
+        set_bits(allowed, self._forced[0])
+        row[:] = row & allowed if is_held else allowed
+        return True
 
     def accept(self, token_id: int) -> None:
         if self._answer is not None:
             self._answer.accept(token_id)
         self._left -= self._messages.is_open
-        self._opens = self._forced == [token_id]
-        del self._forced[:1]
+        rest = self._names[token_id] if self._forced == [self._names] else ()
+        self._forced = [*self._forced[1:], *((each,) for each in rest)]
         text = self._vocabulary.signs.get(token_id)
         text = text or self._vocabulary.token_bytes(token_id).decode(errors="replace")
         self._messages.feed(TextPiece(Channel.CONTENT, text))

@@ -170,14 +170,14 @@ BEGINS = "<|channel|>analysis<|message|>"
 @pytest.mark.parametrize(
     ("spec", "text", "follows_it"),
     [
-        (asked(thinking_budget=3), f"{BEGINS}Hm.", f"{NEXT}<|channel|>f*"),
+        (asked(thinking_budget=3), f"{BEGINS}Hm.", f"{NEXT}<|channel|>final*"),
         (asked(thinking_budget=3), f"{BEGINS}Hm", "*"),
-        (asked(thinking_budget=0), BEGINS, f"{NEXT}<|channel|>f*"),
+        (asked(thinking_budget=0), BEGINS, f"{NEXT}<|channel|>final*"),
         (asked(thinking_budget=0), FINAL, "*"),
-        (asked(NOW, thinking_budget=3), f"{BEGINS}Hm.", f"{NEXT}<|channel|>[cf]*"),
+        (asked(NOW, thinking_budget=3), f"{BEGINS}Hm.", f"{NEXT}<|channel|>[cf]inal*"),
         (asked(NOW, thinking_budget=0), CALL.replace("place", "now")[:-1], "*"),
-        (asked(thinking_budget=3), f"{BEGINS}H{NEXT}{BEGINS}m", f"{NEXT}<|channel|>f*"),
-        (asked(thinking_budget=1, start=Channel.REASONING), "H", f"{NEXT}<|channel|>f*"),
+        (asked(thinking_budget=3), f"{BEGINS}H{NEXT}{BEGINS}m", f"{NEXT}<|channel|>final*"),
+        (asked(thinking_budget=1, start=Channel.REASONING), "H", f"{NEXT}<|channel|>final*"),
         (
             asked(NOW, thinking_budget=3, must_call=True),
             f"{BEGINS}Hm.",
