@@ -68,9 +68,8 @@ class StepMeter:
         """The number of steps that were read or have failed."""
         self.step_seconds = 0.0
         """The time of the newest step that was read."""
-        self._seconds = Histogram(STEP_BOUNDS_S)
-        self._sequences = Histogram(SEQUENCE_BOUNDS)
-        self._queue = Histogram(QUEUE_BOUNDS_S)
+        histograms = [Histogram(each.bounds) for each in NOTHING_MEASURED]
+        self._seconds, self._sequences, self._queue = histograms
 
     def step_ran(self, seconds: float, sequences: int) -> None:
         self.step_seconds = seconds

@@ -367,10 +367,6 @@ class PrefixCache:
     def has_max_sharers(self, block: Block) -> bool:
         return block.buffers >= self._max_sharers
 
-    def can_share_next(self, own: SequenceBlocks) -> bool:
-        """Return True if the sequence's blocks are all sealed and the index holds the last one."""
-        return own.all_sealed and self.is_indexed(own, own.table.end)
-
     def note_attached(self, own: SequenceBlocks, blocks: list[Block]) -> None:
         """Count a sequence as a user of the blocks that were just mapped at its table's end."""
         for number, block in enumerate(blocks, own.table.end - len(blocks)):

@@ -121,7 +121,8 @@ class FullGroup(KVGroup):
         return self.buffers.take(prefix)
 
     def can_attach(self, seq_id: int) -> bool:
-        return self.prefixes.can_share_next(self._open[seq_id])
+        own = self._open[seq_id]
+        return own.all_sealed and self.prefixes.is_indexed(own, own.table.end)
 
     def attach(self, seq_id: int, position: int, parent_id: int | None = None) -> bool:
         own = self._open[seq_id]

@@ -176,7 +176,7 @@ class KVBackendChecks:
     def checks(self) -> list[NamedCheck]:
         shares = self._backend.shares_blocks
         share: list[NamedCheck] = [("share", self._share), ("copy", self._copy)]
-        read: list[NamedCheck] = [("read the other", self._read_other)]
+        read: list[NamedCheck] = [("read the other", lambda: self.read(1, self._edge + 5))]
         release: list[NamedCheck] = [("release", self._release)]
         return [
             ("make", self._make),
@@ -226,9 +226,6 @@ class KVBackendChecks:
         copied = self._backend.copied_bytes
         text = f"{copied} bytes; attention over both differs by {worst:.1e}"
         return Result(text, {"copied_bytes": copied, "greatest_difference": worst})
-
-    def _read_other(self) -> Result:
-        return self.read(1, self._edge + 5)
 
     def _map_again(self) -> Result:
         map_blocks(self._backend, 0, 0, 1 if self._backend.shares_blocks else 0)

@@ -36,7 +36,8 @@ class Drain:
         self._began_at: float | None = None
         self._hurries = False
         self._answering: set[asyncio.Task[object]] = set()
-        self._wake: Callable[[], object] = lambda: None
+        self.wake: Callable[[], object] = lambda: None
+        """Called by ``begin``, possibly in another thread or in a signal handler."""
         self.answered = 0
         self.has_cut = False
         """True after ``finish`` has ended all unfinished requests."""
@@ -54,11 +55,7 @@ class Drain:
         self._hurries = self.draining
         if self._began_at is None:
             self._began_at = self._clock()
-        self._wake()
-
-    def call_at_begin(self, wake: Callable[[], object]) -> None:
-        """Have ``begin`` call ``wake``, possibly in another thread or in a signal handler."""
-        self._wake = wake
+        self.wake()
 
     async def finish(self, requests: Requests, drain_s: float) -> None:
         """Wait up to ``drain_s`` for the running answers, then end unfinished requests with an

@@ -173,7 +173,7 @@ class DrainedServer(GuardedServer):
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(begun.set)
 
-        self._drain.call_at_begin(wake)
+        self._drain.wake = wake
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 await asyncio.wait_for(begun.wait(), ENGINE_POLL_S)

@@ -17,7 +17,7 @@ from server.protocol.answers import (
 from server.protocol.common import ResponseOptions
 from server.protocol.wire_errors import ApiError
 from server.text.conversation import Channel
-from server.text.pieces import AnswerPiece, Delta, TextPiece, TokenReport, ToolCallStart, Usage
+from server.text.pieces import AnswerPiece, Delta, TextPiece, ToolCallStart, Usage
 
 
 @dataclass(slots=True)
@@ -47,7 +47,8 @@ class ChatAnswer:
         """Return the chunks to stream for a delta. The finish reason has a chunk of its own."""
         chunks: list[Json] = []
         index = delta.index
-        logprobs = _chat_logprobs(delta.tokens, self.token_bytes)
+        content = token_objects(delta.tokens, self.token_bytes)
+        logprobs = {"content": content, "refusal": None} if delta.tokens else None
         for piece in delta.pieces:
             fields = _chat_fields(piece)
             chunks.append(self._chunk(index, fields, logprobs, None))
@@ -113,9 +114,3 @@ def _chat_fields(piece: AnswerPiece) -> Json:
     if piece.channel is Channel.REASONING:
         return {"reasoning_content": piece.text, "reasoning": piece.text}
     return {"content": piece.text}
-
-
-def _chat_logprobs(tokens: list[TokenReport], token_bytes: TokenText) -> Json | None:
-    if not tokens:
-        return None
-    return {"content": token_objects(tokens, token_bytes), "refusal": None}

@@ -144,8 +144,8 @@ LARGEST_EXACT = 2**53
 # An exclusive bound of at most LARGEST_CLOSED becomes an inclusive bound that differs by BESIDE.
 BESIDE = 1e-9
 LARGEST_CLOSED = 10**6
-# Control characters that llguidance can write in strings.
-WRITABLE_CONTROLS = frozenset("\b\f\n\r\t")
+# Control characters that llguidance cannot write in strings.
+REFUSED_CONTROLS = frozenset({*map(chr, range(32)), "\x7f"} - set("\b\f\n\r\t"))
 # Limits of a schema. llguidance recurses, and its time grows with the square of the properties.
 MAX_DEPTH = 50
 MAX_SUBSCHEMAS = 5000
@@ -346,7 +346,7 @@ def _check_literal(value: Any, depth: int) -> None:
     """Raise GrammarError if llguidance cannot write a value exactly."""
     if depth > MAX_DEPTH:
         raise GrammarError(f"is nested more than {MAX_DEPTH} deep")
-    if isinstance(value, str) and any(is_control(character) for character in value):
+    if isinstance(value, str) and not REFUSED_CONTROLS.isdisjoint(value):
         raise GrammarError("has control characters that are not supported")
     if isinstance(value, int | float) and not -LARGEST_EXACT <= value <= LARGEST_EXACT:
         raise GrammarError("has a number that is too large to be exact")
@@ -356,8 +356,3 @@ def _check_literal(value: Any, depth: int) -> None:
     if isinstance(value, list):
         for part in value:
             _check_literal(part, depth + 1)
-
-
-def is_control(character: str) -> bool:
-    """Return True if JSON can contain a character only as a numeric escape."""
-    return (character < " " or character == "\x7f") and character not in WRITABLE_CONTROLS
