@@ -14,11 +14,19 @@ with mock.patch.object(resource, "setrlimit"):
     from mlx_lm.models import gemma2
     from mlx_lm.models import prism_hadamard_qwen35 as prism
     from mlx_lm.models.base import create_causal_mask
+    from mlx_lm.models.gemma3_text import clip_residual
     from mlx_lm.models.rope_utils import initialize_rope
     from mlx_lm.utils import _get_classes as classes_of
     from mlx_lm.utils import load_model
 
-__all__ = ["classes_of", "initialize_rope", "lazy_reference", "load_model", "load_reference"]
+__all__ = [
+    "classes_of",
+    "clip_residual",
+    "initialize_rope",
+    "lazy_reference",
+    "load_model",
+    "load_reference",
+]
 
 
 class Float32Embedding(nn.QuantizedEmbedding):  # type: ignore[misc]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.models.config import ModelConfig, Quantization
-from engine.models.expert_tensors import headers_by_mlx, refuse_grouped_apart
+from engine.models.expert_tensors import headers_by_mlx, refuse_unread_experts
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import (
     CheckpointError,
@@ -146,7 +146,7 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
     }
     unread = tuple(name for name in tensors if name not in read)
     naming = naming_of(read)
-    refuse_grouped_apart(path, naming.experts, read)
+    refuse_unread_experts(path, naming.experts, read)
     model = tensors_of(spec, naming, embeds=embeds)
     packings: dict[str, Quantization] = {}
     for name, shape in model.shapes.items():

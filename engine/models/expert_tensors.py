@@ -1,6 +1,6 @@
 """The names of experts' tensors in each of the three conventions that checkpoints use."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -124,12 +124,16 @@ def arrays_by_mlx(arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
     }
 
 
-def refuse_grouped_apart(path: Path, names: ExpertNames, tensors: Iterable[str]) -> None:
-    """Raise CheckpointError if each expert was quantized in tensors of its own."""
-    if names is not ExpertNames.APART:
-        return
+def refuse_unread_experts(path: Path, names: ExpertNames, tensors: Collection[str]) -> None:
+    """Raise CheckpointError if each expert was quantized in tensors of its own, or if gpt-oss's are
+    not quantized (which mlx-lm does not read, either)."""
     for name in tensors:
-        if f".{EXPERTS}." in name and name.endswith(".scales"):
+        if name.endswith(f".{EXPERTS}.gate_up_proj.bias") and name.removesuffix(".bias") in tensors:
+            raise CheckpointError(
+                f"{path}: the tensor {name.removesuffix('.bias')} is not quantized; quire serves "
+                "gpt-oss with experts in MXFP4, as OpenAI publishes it, or as MLX stores it"
+            )
+        if names is ExpertNames.APART and f".{EXPERTS}." in name and name.endswith(".scales"):
             raise CheckpointError(
                 f"{path}: the tensor {name} is of one expert; quire serves packed experts as MLX "
                 "stores them, all in one tensor"

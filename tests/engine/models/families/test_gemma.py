@@ -17,7 +17,7 @@ from tests.engine.models.forwards import ours, prompt, spread
 from tests.engine.models.hybrids import Steps, write_hybrid
 from tests.families import GEMMA2, GEMMA3
 from tests.models import SMALL, write_config
-from tests.reference import load_reference
+from tests.reference import clip_residual, load_reference
 
 SPEC = replace(SMALL, num_hidden_layers=5, head_dim=64)
 WINDOW = 40
@@ -59,6 +59,19 @@ def test_norms_of_16_bits_get_their_one_in_32(tmp_path: Path, fields: dict[str, 
     logits = Steps(checkpoint, ours(checkpoint), {1: 60}).run([(1, 0, ids)], list(range(60)))
     assert logits is not None
     assert spread(logits, logits_of(checkpoint, ids)) < TOLERANCE
+
+
+def test_residuals_beyond_float16_are_its_largest_number_as_in_mlx_lm(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, GEMMA3, dtype="float16")
+    signs = mx.random.bernoulli(0.5, (20, SPEC.hidden_size), key=mx.random.key(0))
+    x = mx.where(signs, 65480.0, -65480.0).astype(mx.float16)
+    got = ours(checkpoint, packed=False).ops.add_mlp(0, x)
+    layer = load_reference(checkpoint, stored=True).layers[0]
+    made = layer.mlp(layer.pre_feedforward_layernorm(x))
+    want = clip_residual(x, layer.post_feedforward_layernorm(made))
+    assert got.dtype == mx.float16
+    assert mx.abs(got).max() == 65504
+    assert mx.array_equal(got, want)
 
 
 @EACH

@@ -107,3 +107,17 @@ def test_what_is_not_served_is_refused_by_name(
     folder = write_config(tmp_path, SPEC, **(GPT_OSS | changes))
     with pytest.raises(CheckpointError, match=message):
         read_spec(ModelConfig(folder))
+
+
+def test_experts_that_nobody_quantized_for_the_hub_are_refused_by_name(tmp_path: Path) -> None:
+    written(tmp_path, hub=True)
+    file = str(tmp_path / "model.safetensors")
+    weights: dict[str, mx.array] = mx.load(file)  # type: ignore[assignment]
+    kept = {name: each for name, each in weights.items() if not name.endswith("_scales")}
+    kept = {name.removesuffix("_blocks"): each for name, each in kept.items()}
+    mx.eval(kept)
+    mx.save_safetensors(file, kept, {"format": "pt"})
+    with pytest.raises(
+        CheckpointError, match=r"experts\.gate_up_proj is not quantized; quire serv"
+    ):
+        read_checkpoint(tmp_path)
