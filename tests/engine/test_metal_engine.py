@@ -29,9 +29,11 @@ from engine.types import EngineFailedError, FinishReason, Request, SamplingParam
 from kvcache.backends.choice import KVBackend, KVBackendChoice
 from kvcache.backends.faults import FaultMemory, GPUFailure
 from kvcache.layout import LayoutError
+from tests.engine.models.forwards import prompt as random_prompt
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import LLAMA3, YARN
 from tests.engines import CONFIG, Answers, Scripted, every_third, greedy, run_dry, started, steps
+from tests.families import GEMMA2, GEMMA3, GPT_OSS
 from tests.kvcache.backends.test_gpu_failures import TEXTS as METALS_TEXTS
 from tests.kvcache.managers import epochs_of, full_group
 from tests.kvcache.metal_double import NO_MEMORY, Device, install
@@ -163,6 +165,19 @@ def test_states_of_recurrent_layers_are_kept_and_shared_as_on_a_cpu(
     assert slots is not None
     assert made.slots.slot_bytes == slots.slot_bytes
     loop._kv.release_idle_memory()  # which gives no slot back
+    loop.close()
+
+
+@pytest.mark.parametrize("kv_backend", KINDS)
+@pytest.mark.parametrize("fields", [GEMMA2, GEMMA3, GPT_OSS], ids=lambda its: its["model_type"])
+def test_windows_sinks_and_softcaps_are_mlx_lms_over_prompts_of_several_windows(
+    device: Device, tmp_path: Path, fields: dict[str, Any], kv_backend: KVBackend
+) -> None:
+    spec = replace(SPEC, num_hidden_layers=4)
+    answers, folder = Answers.empty(), write_hybrid(tmp_path, spec, gain=2.0, **fields)
+    loop = metal_loop(folder, kv_backend, answers)
+    prompts = {n: random_prompt(length, n) for n, length in enumerate((1, 39, 40, 41, 90, 160))}
+    check_answers(loop, answers, folder, prompts)
     loop.close()
 
 

@@ -563,10 +563,13 @@ class Operations:
 
     def swiglu(self, gate: mx.array, up: mx.array, *, kind: str = "silu") -> mx.array:
         self.device.calls.append("swiglu")
-        assert kind == "silu", "what else there is, is tested on the CPU and in tests/metal"
         assert (gate.shape, gate.dtype) == (up.shape, up.dtype)
-        wide = gate.astype(mx.float32)
-        return (wide * mx.sigmoid(wide) * up.astype(mx.float32)).astype(gate.dtype)
+        wide, factor = gate.astype(mx.float32), up.astype(mx.float32)
+        if kind == "clamped_silu":
+            wide, factor = mx.minimum(wide, 7.0), mx.clip(factor, -7.0, 7.0) + 1.0
+        steep = {"silu": 1.0, "clamped_silu": 1.702, "gelu_tanh": (8 / np.pi) ** 0.5}[kind]
+        curved = wide + 0.044715 * wide**3 if kind == "gelu_tanh" else wide
+        return (wide * mx.sigmoid(steep * curved) * factor).astype(gate.dtype)
 
     def step_end(self, arrays: list[mx.array], rows: Rows, backend: KVBackend) -> mx.array:
         if rows.closed:
