@@ -1,4 +1,4 @@
-"""Sequences of a model whose layers attend to a window: what is kept behind it, and what is found."""
+"""Sequences of a model with windows: what is kept of K and V, and what is found."""
 
 from array import array
 from collections.abc import Sequence
@@ -215,7 +215,7 @@ def test_the_middle_is_evicted_before_the_last_window_and_that_of_the_system_pro
     stage.live(PROMPT, system=80)
     stage.evict(5)
     assert stage.live(PROMPT[:80] + [7] * 20) == 80
-    assert stage.live(PROMPT + [7]) == 160
+    assert stage.live([*PROMPT, 7]) == 160
 
 
 def test_a_prompt_that_parts_in_the_middle_goes_on_there_unless_that_is_evicted() -> None:
@@ -398,7 +398,7 @@ def test_at_mapping_points_alone_blocks_leave_and_sequences_jump() -> None:
     stage.kv.close(other)
     stage.done()
     assert not stage.kv.recovering
-    assert stage.live(PROMPT[:97] + [7]) == 96
+    assert stage.live([*PROMPT[:97], 7]) == 96
 
 
 def test_memory_that_only_a_mapping_point_frees_is_asked_for() -> None:

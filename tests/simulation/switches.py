@@ -54,10 +54,11 @@ def _groups(world: World, count: int, _: Random) -> World:
     return replace(world, layout=layout_of(count, tokens, world.max_model_len, heap_blocks))
 
 
-def _windows(world: World, blocks: float, _: Random) -> World:
+def _windows(world: World, blocks: float, rng: Random) -> World:
+    """Add a layer with a window of about so many blocks."""
     group, count = world.layout.groups[0], len(world.layout.groups)
     tokens, heap_blocks = group.tokens_per_block, group.blocks_per_heap
-    window = max(1, round(blocks * tokens))
+    window = round(blocks * tokens) + rng.randint(1, 3)
     layout = layout_of(count, tokens, world.max_model_len, heap_blocks, window)
     return replace(world, layout=layout)
 
@@ -127,7 +128,7 @@ SWITCHES = (
     # The cache.
     Switch("dense", one_in(12), _dense),
     Switch("groups", (1, 1, 1, 2), _groups),
-    Switch("windows", (0.0, 0.0, 0.0, 0.1, 0.6, 1.0, 1.4, 2.0, 5.0), _windows),
+    Switch("windows", (None, None, None, 0.0, 0.4, 1.0, 1.4, 2.0, 5.0), _windows),
     Switch("company", (1, 2, 3, 4, 4, 6, 8), _company),
     Switch("little-room", (1000.0, 1.0, 1.0, 1.3, 1.6, 2.0), _little_room),
     Switch("states", (False, True), _states),
