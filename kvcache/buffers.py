@@ -176,50 +176,39 @@ class BufferPool:
         assert not buffer.pending
         self._unmap_premapped(buffer, 0)
         self.leave(buffer, buffer.table.end)
-        self.unmap_leaving(buffer)
-        return max(item.ticket or 0 for item in buffer.leaving)
+        return self.unmap_leaving(buffer)
 
     # --- blocks that leave: mapped before the first block that the sequence needs -----------------
 
     def leave(self, buffer: SparseBuffer, place: int) -> None:
-        """Cut the table's blocks before ``place`` off. They stay mapped until ``take_left``."""
+        """Cut the table's blocks before ``place`` off. They stay mapped until ``take_left``. If
+        none is left, the table goes on at ``place``, which may be later than its end."""
+        if place > buffer.table.end:
+            self._unmap_premapped(buffer, 0)
         self._count(buffer, -1)
         buffer.leaving.append(Leaving(buffer.table.split(place)))
         self._count(buffer, 1)
 
-    def jump(self, buffer: SparseBuffer, place: int) -> None:
-        """Cut all blocks off, so that the table goes on at a later place."""
-        self._unmap_premapped(buffer, 0)
-        self._count(buffer, -1)
-        buffer.leaving.append(Leaving(buffer.table))
-        buffer.table = PageTable(place)
-        self._count(buffer, 1)
-
     def jump_back(self, buffer: SparseBuffer) -> None:
-        """Undo the last jump. The table must be empty."""
+        """Undo the last ``leave`` beyond the table's end. The table must be empty."""
         assert not buffer.table.blocks
         self._unmap_premapped(buffer, 0)
         self._count(buffer, -1)
         buffer.table = buffer.leaving.pop().table
         self._count(buffer, 1)
 
-    def unmap_leaving(self, buffer: SparseBuffer) -> None:
-        """Start unmapping all blocks that leave."""
+    def unmap_leaving(self, buffer: SparseBuffer) -> int:
+        """Start unmapping all blocks that leave. Return the ticket of the last operation."""
         for item in buffer.leaving:
-            count = len(item.table.blocks)
             if item.ticket is None:
-                item.ticket = 0
-                if count:
-                    item.ticket = self._backend.unmap(buffer.number, item.table.first, count)
+                first, count = item.table.first, len(item.table.blocks)
+                item.ticket = self._backend.unmap(buffer.number, first, count) if count else 0
+        return max((item.ticket or 0 for item in buffer.leaving), default=0)
 
     def take_left(self, buffer: SparseBuffer, completed_ticket: float) -> list[PageTable]:
         """Remove and return the blocks whose unmapping is done."""
         self._count(buffer, -1)
-        left = [
-            item.table
-            for item in buffer.leaving
-            if item.ticket is not None and item.ticket <= completed_ticket
-        ]
+        left = [item.table for item in buffer.leaving if item.has_left(completed_ticket)]
         del buffer.leaving[: len(left)]  # operations are done in order
         self.unmapped_blocks += sum(len(table.blocks) for table in left)
         self._count(buffer, 1)

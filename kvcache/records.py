@@ -127,7 +127,7 @@ class PageTable:
 
     def split(self, place: int) -> "PageTable":
         """Remove all blocks before ``place``, and return them as a table of their own."""
-        front = PageTable(self.first, self.between(self.first, place))
+        front = PageTable(self.first, self.blocks[: place - self.first])
         del self.blocks[: place - self.first]
         self.first = place
         while self.runs and self.runs[0].block < place:
@@ -156,6 +156,9 @@ class Leaving:
     ticket: int | None = None
     """The ticket of the queued unmapping, or None if none is queued."""
 
+    def has_left(self, completed_ticket: float) -> bool:
+        return self.ticket is not None and self.ticket <= completed_ticket
+
 
 @dataclass(slots=True, eq=False)
 class SparseBuffer:
@@ -181,22 +184,18 @@ class SparseBuffer:
     """The most blocks that are reserved for the sequence at one time, mapped or not."""
 
     @property
-    def held(self) -> list[Block]:
-        """The blocks that are mapped, or queued for mapping, except premapped ones."""
-        return [
-            *(block for item in self.leaving for block in item.table.blocks),
-            *self.table.blocks,
-        ]
+    def tables(self) -> list[PageTable]:
+        return [*(item.table for item in self.leaving), self.table]
 
     @property
-    def begins_late(self) -> bool:
-        """True if the table's first block is not at the buffer's first place."""
-        return self.table.first > 0 or bool(self.leaving)
+    def held(self) -> list[Block]:
+        """The blocks that are mapped, or queued for mapping, except premapped ones."""
+        return [block for table in self.tables for block in table.blocks]
 
     @property
     def reserved_blocks(self) -> int:
         """The number of reserved blocks that are not mapped yet."""
-        held = len(self.table.blocks) + sum(len(item.table.blocks) for item in self.leaving)
+        held = sum(len(table.blocks) for table in self.tables)
         return max(0, min(self.reservation - self.table.end, self.most_held - held))
 
     @property
@@ -220,7 +219,7 @@ class SparseBuffer:
     def mappings(self, regions: int) -> int:
         """Return the number of mappings that the system counts: each region (a layer's K or V) has
         one per run of blocks, and one for the addresses without memory."""
-        runs = len(self.table.runs) + sum(len(item.table.runs) for item in self.leaving)
+        runs = sum(len(table.runs) for table in self.tables)
         return regions * (runs + 1) if runs else 0
 
 

@@ -239,7 +239,7 @@ class FullGroup(KVGroup):
         for closed in self._closed:
             buffer = closed.blocks.buffer
             if closed.ticket is None and closed.epoch <= self._completed_epoch:
-                if not self._maps_while_running and not buffer.begins_late:
+                if not (self._maps_while_running or buffer.leaving or buffer.table.first):
                     self.prefixes.cache_or_free(self.buffers.leave_mapped(buffer))
                     continue
                 if self.allocator.may_map:

@@ -60,7 +60,7 @@ class WindowGroup(FullGroup):
             if not self.allocator.may_map:
                 self.allocator.wants_mapping_point = True
                 return False
-            self.buffers.jump(buffer, first)
+            self.buffers.leave(buffer, first)
         attached = super()._attach(own, blocks, position)
         if jumps and not attached:
             self.buffers.jump_back(buffer)
