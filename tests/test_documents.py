@@ -25,6 +25,10 @@ NAMES = {
     "qwen3_5": r"Qwen3\.[568]|hybrids?\b",
     "qwen3_5_moe": r"Qwen3\.[56]",
     "prism_hadamard_qwen35": r"Bonsai 2",
+    "gemma2": r"Gemma[ -]2\b",
+    "gemma3_text": r"Gemma[ -]3\b",
+    "gemma3": r"Gemma[ -]3\b",
+    "gpt_oss": r"gpt-oss",
 }
 DENIAL = re.compile(
     r"\b(no|not|none|nobody|cannot|never|\w+n't)\b.*\b(yet|runs?|served?|works?|supported|possible)\b"

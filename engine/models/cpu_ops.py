@@ -50,7 +50,7 @@ class PackedDense:
         workers: metal_ext.CpuWorkers,
         post_norm: mx.array | None,
     ) -> mx.array:
-        made = metal_ext.gated_mlp(
+        output = metal_ext.gated_mlp(
             x,
             norm,
             eps,
@@ -61,8 +61,8 @@ class PackedDense:
             adds=post_norm is None,
         )
         if post_norm is None:
-            return made
-        return metal_ext.rms_norm(made, post_norm, eps, workers, residual=x)
+            return output
+        return metal_ext.rms_norm(output, post_norm, eps, workers, residual=x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +163,9 @@ class CpuOps:
         workers: metal_ext.CpuWorkers,
         packed: Packed,
     ) -> None:
-        """Take all weights out of ``stored`` and pack them. Matrices are packed one product (joined
-        matrices) at a time, to save memory."""
-        self._eps = spec.norm_eps
-        self._workers = workers
-        self._places = spec.places
-        self._embedding_scale = spec.embedding_scale
+        """Take all weights out of ``stored`` and pack them, a product at a time to save memory."""
+        self._eps, self._embedding_scale = spec.norm_eps, spec.embedding_scale
+        self._workers, self._places = workers, spec.places
         # These dicts are keyed by the name of the first matrix of each product.
         products: dict[str, metal_ext.PackedLinear] = {}
         stacks: dict[str, metal_ext.PackedExperts] = {}
@@ -186,12 +183,7 @@ class CpuOps:
             if (bias := _bias(matrices)) is not None:
                 biases[name] = bias
             del matrices  # free the memory before more weights are read
-        vectors = {
-            vector.name: _float32(stored.vector(vector)) + spec.norm_offset
-            for vector in tensors.vectors
-        }
-        mx.eval(vectors)
-        vectors |= {each.name: _float32(stored.constant(each)) for each in tensors.constants}
+        vectors = _vectors(spec, tensors, stored)
         transforms = iter(qk_transforms(spec, tensors, vectors))
         self.softmaxes = softmaxes(spec, tensors, vectors)
 
@@ -207,9 +199,8 @@ class CpuOps:
                 return PackedDelta(products[at.inputs[0].name], tuple(ends), delta, output)
             assert isinstance(mixer, Attention)
             name = at.queries_keys_values[0].name
-            queries = 2 * mixer.heads if mixer.output_gate else mixer.heads
             return PackedAttention(
-                (queries, mixer.kv_heads, mixer.kv_heads),
+                (mixer.heads * (1 + mixer.output_gate), mixer.kv_heads, mixer.kv_heads),
                 mixer.output_gate,
                 products[name],
                 biases.get(name),
@@ -275,8 +266,8 @@ class CpuOps:
             residual = x if mixer.output_bias is None else x + mixer.output_bias
             return metal_ext.linear(mixed, mixer.output, self._workers, residual=residual)
         assert mixer.output_bias is None, "no family has both"
-        made = metal_ext.linear(mixed, mixer.output, self._workers)
-        return metal_ext.rms_norm(made, post_norm, self._eps, self._workers, residual=x)
+        output = metal_ext.linear(mixed, mixer.output, self._workers)
+        return metal_ext.rms_norm(output, post_norm, self._eps, self._workers, residual=x)
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
         layer = self._layers[number]
@@ -346,6 +337,14 @@ def _packed_mlp(
         None if tensors.shared is None else dense(tensors.shared),
         (biases[router], biases[gate_up], biases[down]) if mlp.biases else None,
     )
+
+
+def _vectors(spec: ModelSpec, tensors: ModelTensors, stored: StoredWeights) -> dict[str, mx.array]:
+    """Return the weights of norms, and the constants, by name."""
+    vectors = {each.name: stored.vector(each) for each in tensors.vectors}
+    vectors = {name: _float32(each) + spec.norm_offset for name, each in vectors.items()}
+    mx.eval(vectors)
+    return vectors | {each.name: _float32(stored.constant(each)) for each in tensors.constants}
 
 
 def _routers(tensors: ModelTensors) -> set[str]:

@@ -80,12 +80,12 @@ def expert_matrices(
 
 def find_expert_names(tensors: Iterable[str]) -> ExpertNames:
     for name in tensors:
-        _, found, place = name.partition(f".{EXPERTS}.")
+        _, within, place = name.partition(f".{EXPERTS}.")
         if place.startswith("gate_up_proj."):
             return ExpertNames.ALTERNATING
         if place in ("gate_up_proj", "down_proj"):
             return ExpertNames.FUSED
-        if found and place[0].isdigit():
+        if within and place[0].isdigit():
             return ExpertNames.APART
     return ExpertNames.STACKED
 

@@ -181,8 +181,8 @@ class MlxOps:
 
     def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
         _, tensors = self._layers[number]
-        made = self._multiply(mixed.reshape(x.shape[0], -1), tensors.mixer.output)
-        return self._add(x, made, tensors.mixer_post_norm)
+        output = self._multiply(mixed.reshape(x.shape[0], -1), tensors.mixer.output)
+        return self._add(x, output, tensors.mixer_post_norm)
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
         layer, tensors = self._layers[number]
@@ -191,8 +191,8 @@ class MlxOps:
             assert isinstance(tensors.mlp, MixtureTensors)
             return x + self._mixture(normed, layer.mlp, tensors.mlp)
         assert isinstance(tensors.mlp, DenseTensors)
-        made = self._dense(normed, tensors.mlp, layer.mlp.gate)
-        return self._add(x, made, tensors.mlp_post_norm)
+        output = self._dense(normed, tensors.mlp, layer.mlp.gate)
+        return self._add(x, output, tensors.mlp_post_norm)
 
     def require_float16_suffices(self) -> None:
         """Raise RuntimeError if a key or a value could exceed float16. The weights decide, not a
@@ -251,16 +251,16 @@ class MlxOps:
     def _normed(self, x: mx.array, norm: Vector) -> mx.array:
         return mx.fast.rms_norm(x, self._vectors[norm.name], self._eps)
 
-    def _add(self, x: mx.array, made: mx.array, norm: Vector | None) -> mx.array:
+    def _add(self, x: mx.array, output: mx.array, norm: Vector | None) -> mx.array:
         """Return x plus a layer's output, behind its norm if it has one. Such sums may exceed
         float16, where they become its largest number, as in mlx-lm (models/gemma3_text.py)."""
         if norm is None:
-            return x + made
-        made = self._normed(made, norm)
+            return x + output
+        output = self._normed(output, norm)
         if x.dtype != mx.float16:
-            return x + made
+            return x + output
         largest = mx.finfo(mx.float16).max
-        wide = x.astype(mx.float32) + made.astype(mx.float32)
+        wide = x.astype(mx.float32) + output.astype(mx.float32)
         return mx.clip(wide, -largest, largest).astype(mx.float16)
 
     def _multiply(self, x: mx.array, matrix: Matrix) -> mx.array:

@@ -66,16 +66,16 @@ class MetalStepRows(StepRows):
         keys, values = (
             array.transpose(1, 0, 2)[None] for array in self._past(order, layer, segment, first)
         )
-        asked = queries.transpose(1, 0, 2)[None]
+        by_head = queries.transpose(1, 0, 2)[None]
         if softmax.softcap:
             assert softmax.sinks is None, "no family has sinks and a softcap"
             mask = self._mask(first, start, count, softmax.window)
-            attended = capped_attention(asked, keys, values, softmax, mask)
+            attended = capped_attention(by_head, keys, values, softmax, mask)
         else:
             hides = softmax.window is not None and start + count > softmax.window
             on_gpu = mx.default_device() == mx.Device(mx.gpu)
             attended = mx.fast.scaled_dot_product_attention(
-                asked,
+                by_head,
                 keys,
                 values,
                 scale=softmax.scale,

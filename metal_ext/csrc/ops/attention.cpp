@@ -131,8 +131,8 @@ void decode(const Attention& call, const mx::array& queries, mx::array& out) {
   const auto finish = [&](size_t r, size_t) {
     const size_t first = cut.first_partial[r];
     float* const result = results + r * shape.query_floats();
-    kernels.finish(
-        shape, call.softmax.sinks, partials + first * partial, cut.first_partial[r + 1] - first, result);
+    kernels.finish(shape, call.softmax.sinks, partials + first * partial,
+                   cut.first_partial[r + 1] - first, result);
     call.store(result, out, r, 1);
   };
   const bool shared = cut.bytes >= kParallelKVBytes;

@@ -348,8 +348,9 @@ void attend_chunk(
     return taken;
   };
   Chunk chunk{
-      shape, softmax, position, heads, take(kKeyTokens * shape.head_dim), take(kTileTokens * kValueDims),
-      take(heads * shape.head_dim), take(heads * kTileTokens), take(heads),
+      shape, softmax, position, heads, take(kKeyTokens * shape.head_dim),
+      take(kTileTokens * kValueDims), take(heads * shape.head_dim), take(heads * kTileTokens),
+      take(heads),
       Partial::at(take(Partial::floats(heads, shape.head_dim)), heads),
       Partial::at(take(Partial::floats(heads, shape.head_dim)), heads)};
   start(chunk.total, heads, shape.head_dim);

@@ -116,8 +116,8 @@ inline void fetch_ahead(const KV* head, size_t stride, size_t tokens) {
   }
 }
 
-// Adds the attention over a tile's tokens [skip, tokens) to `out`, for some KV heads and their query
-// heads.
+// Adds the attention over a tile's tokens [skip, tokens) to `out`, for KV heads and their
+// query heads.
 template <class KV, size_t D>
 void attend_tile(
     const HeadShape& shape, float softcap, const HeadRun& kv_heads, const float* prepared,

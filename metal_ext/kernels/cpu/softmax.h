@@ -14,14 +14,14 @@ inline void start(Partial& state, size_t heads, size_t head_dim) {
   }
 }
 
-// Replaces `count` scores, whole vectors of them, by softcap * tanh(score / softcap), unless it is 0.
+// Replaces `count` scores, whole vectors, by softcap * tanh(score / softcap), unless it is 0.
 inline void cap_scores(float* scores, size_t count, float softcap) {
   for (size_t t = 0; softcap != 0.0f && t < count; t += kLanes) {
     store(scores + t, all(softcap) * tanh_of(load(scores + t) / all(softcap)));
   }
 }
 
-// Does one step of the softmax: replaces the scores [skip, n) by weights and those before them by 0.
+// Does one step of the softmax: replaces scores [skip, n) by weights, and those before them by 0.
 // Updates the row's highest score and sum of weights. Returns the factor by which earlier sums of
 // values must be multiplied. A weight's lane follows from its position, whatever is skipped.
 inline float soften(

@@ -144,7 +144,7 @@ const DecodeCut& MetalRows::decode_cut(size_t first, size_t count, uint32_t wind
   std::vector<uint32_t> first_task;
   for (uint32_t row = 0; row < count; ++row) {
     first_task.push_back(narrowed<uint32_t>("tasks", tasks.size()));
-    const auto position = static_cast<uint32_t>(table_.rows()[first + row].position);
+    const auto position = narrowed<uint32_t>("position", table_.rows()[first + row].position);
     const uint32_t splits = metal::split_count(position - metal::first_seen(position, window));
     for (uint32_t split = 0; split < splits; ++split) {
       tasks.push_back({row, split});
