@@ -8,9 +8,9 @@ honest answer must be complete, or refused with a time to come back; or the conn
 once, where there are twice as many as the server is to have. The server checks its cache's
 invariants after every step and ends at the first violation.
 
-In a round the pool's figures are sampled, all the time and after every honest request. Beside
-honest clients alone, what the system charges (``st_blocks`` of the heaps) must never exceed what
-the pool says that it holds::
+Beside honest clients alone the pool's figures are sampled, all the time and after every request:
+what the system charges (``st_blocks`` of the heaps) must never exceed what the pool says that it
+holds::
 
     committed <= live + one partial block per sequence + mapped ahead + cached + quarantined
                  + the configured slack
@@ -24,7 +24,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -131,10 +130,11 @@ class Rest:
         return found
 
 
-def cut_off_late(closed_s: Sequence[float], refused_s: Sequence[float]) -> list[str]:
+def cut_off_late(closed_s: Sequence[float], refused_s: Sequence[float], own_s: float) -> list[str]:
     """What must not be of those who were cut off without a word, which is less work than to refuse
-    somebody with words. Seconds that each took on this machine."""
-    at_once_s = max([AT_ONCE_S, *refused_s])
+    somebody with words. Seconds that each took on this machine. own_s: how late the clients' own
+    program came to its work."""
+    at_once_s = max([AT_ONCE_S, *refused_s]) + own_s
     late = [seconds for seconds in closed_s if seconds > at_once_s]
     if not late:
         return []
@@ -156,6 +156,8 @@ class Soak:
     port: int
     process: psutil.Process
     random: random.Random
+    requests: int
+    """Of honest clients alone; 0: beside rude ones, for a time."""
     outcomes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     rests: list[Rest] = field(default_factory=list)
@@ -164,23 +166,24 @@ class Soak:
     """What refusals of the running round took."""
     closed_s: list[float] = field(default_factory=list)
     """What it took to be cut off without a word."""
+    late_s: float = 0.0
+    """How late this program came to its work in the running round."""
 
-    async def run(self, minutes: float, requests: int) -> None:
-        """Rounds and rests, until the time has passed; or one round of so many honest requests."""
+    async def run(self, minutes: float) -> None:
+        """Rounds and rests, until the time has passed; or one round of so many requests."""
         end = time.monotonic() + 60 * minutes
         while not self.rests or time.monotonic() < end:
-            if requests:
-                await self._round(range(requests), 2 * HONEST, 0)
+            if self.requests:
+                await self._round(range(self.requests), 2 * HONEST, 0)
             else:
                 until = min(time.monotonic() + ROUND_S, max(end, time.monotonic() + 5))
                 await self._round(turns(until), HONEST, RUDE)
-            self.rests.append(await self._rest(HONEST_REST_LIMIT_S if requests else REST_LIMIT_S))
+            self.rests.append(await self._rest())
             self.problems += self.rests[-1].problems(self.rests[0])
-        last, worst = self.rests[-1].pool, max(pool.excess_bytes for pool in self.samples)
-        if requests and last.copied_bytes_total:
-            self.problems.append(f"{last.copied_bytes_total} bytes of K and V were copied")
-        if requests and worst > 0:
-            self.problems.append(f"{worst} bytes were committed that the pool did not know of")
+        if self.requests and (copied := self.rests[-1].pool.copied_bytes_total):
+            self.problems.append(f"{copied} bytes of K and V were copied")
+        if self.excess_bytes > 0:
+            self.problems.append(f"{self.excess_bytes} bytes were committed without a use")
 
     async def _round(self, turns: Iterable[object], honest: int, rude: int) -> None:
         """Clients, each of which takes turns of all, until there is none left."""
@@ -190,22 +193,24 @@ class Soak:
             for _ in left:
                 await client()
 
-        async def sample() -> None:
+        async def watch() -> None:
             while True:
                 await self._sample()
+                due_s = time.monotonic() + SAMPLE_S
                 await asyncio.sleep(SAMPLE_S)
+                self.late_s = max(self.late_s, time.monotonic() - due_s)
 
-        sampling = asyncio.create_task(sample())
+        watching = asyncio.create_task(watch())
         await asyncio.gather(
             *(repeat(self._honest) for _ in range(honest)),
             *(repeat(self._rude) for _ in range(rude)),
         )
-        sampling.cancel()
-        self.problems += cut_off_late(self.closed_s, self.refused_s)
-        self.refused_s, self.closed_s = [], []
+        watching.cancel()
+        self.problems += cut_off_late(self.closed_s, self.refused_s, self.late_s)
+        self.refused_s, self.closed_s, self.late_s = [], [], 0.0
 
     async def _sample(self) -> None:
-        with suppress(ConnectionError):  # beside a crowd
+        if self.requests:
             self.samples.append(await self._pool())
 
     # --- clients --------------------------------------------------------------------------------
@@ -288,9 +293,10 @@ class Soak:
 
     # --- rests ----------------------------------------------------------------------------------
 
-    async def _rest(self, limit_s: float) -> Rest:
+    async def _rest(self) -> Rest:
         """What is left once memory has gone back, or after as long as that may take."""
         started = time.monotonic()
+        limit_s = HONEST_REST_LIMIT_S if self.requests else REST_LIMIT_S
         while True:
             rest = await self._look()
             waited_s = time.monotonic() - started
@@ -310,6 +316,11 @@ class Soak:
             resident=self.process.memory_info().rss,
         )
 
+    @property
+    def excess_bytes(self) -> int:
+        """The most of all samples."""
+        return max((pool.excess_bytes for pool in self.samples), default=0)
+
     async def _pool(self) -> Pool:
         """Raises ConnectionError where it is refused, or cut off."""
         told = await clients.one_of_many(self.port, METRICS)
@@ -324,11 +335,9 @@ class Soak:
 
     def report(self) -> str:
         """The figures, as lines."""
-        most = max(self.samples, key=lambda pool: pool.committed_bytes)
-        room = -max(pool.excess_bytes for pool in self.samples)
         lines = [
-            f"{len(self.samples)} samples: at most {most.committed_bytes / MIB:.2f} MiB committed, "
-            f"{most.live_bytes / MIB:.2f} live then; least room {room / MIB:.2f} MiB",
+            f"{len(self.samples)} samples, least room under the bound "
+            f"{-self.excess_bytes / MIB:.2f} MiB",
             "rest   live  committed  heaps  connections  descriptors  threads  resident",
         ]
         lines += [
@@ -346,8 +355,8 @@ def soak(model: Path, minutes: float, seed: int, requests: int = 0) -> Soak:
     """Starts a server, lets clients loose on it, and ends it."""
     settings = [f"--set={name}={value}" for name, value in SETTINGS.items()]
     with serving(QUIRE, "serve", str(model), "--port", "0", *settings) as server:
-        run = Soak(server.port, psutil.Process(server.process.pid), random.Random(seed))
-        asyncio.run(run.run(minutes, requests))
+        run = Soak(server.port, psutil.Process(server.process.pid), random.Random(seed), requests)
+        asyncio.run(run.run(minutes))
     return run
 
 
