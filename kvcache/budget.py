@@ -8,6 +8,7 @@ it is killed. On a GPU, "machine" is the GPU's working set, the memory that a GP
 memory is then no limit, because macOS compresses other programs' memory to make room."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from kvcache.backends.choice import KVBackend
@@ -246,14 +247,12 @@ def fit(
     if capacity < max_len:
         max_len = capacity
         layout = layout.shortened(max_len)
-    sequences = min(request.max_num_seqs, capacity // layout.tokens_per_block)
+    counts = layout.heap_blocks_within(budget)
+    sequences = min(
+        capacity // layout.tokens_per_block, _sequences(request, layout, counts, max_len)
+    )
     if num_slots:
         sequences = min(sequences, sequences_within(num_slots))
-    counts = layout.heap_blocks_within(budget)
-    for group, blocks in zip(layout.groups, counts, strict=True):
-        kept, most = group.kept_blocks(max_len), group.most_blocks(max_len, step_tokens)
-        if group.window and blocks >= most:  # one sequence computes a prompt
-            sequences = min(sequences, 1 + (blocks - most) // kept)
     note = None
     if clamped and (max_len, sequences) != (set_len or model_max_len, request.max_num_seqs):
         note = (
@@ -271,6 +270,16 @@ def fit(
         demand, layout, kv_bytes, tokens, max_len, sequences, buffers, note, num_slots
     )
     return _within_addresses(plan, request)
+
+
+def _sequences(request: CacheRequest, layout: KVLayout, counts: Sequence[int], max_len: int) -> int:
+    """Return the number of sequences whose windows fit, while one of them computes a prompt."""
+    sequences = request.max_num_seqs
+    for group, blocks in zip(layout.groups, counts, strict=True):
+        largest = group.most_blocks(max_len, request.max_num_batched_tokens)
+        if group.window and blocks >= largest:
+            sequences = min(sequences, 1 + (blocks - largest) // group.kept_blocks(max_len))
+    return sequences
 
 
 def _within_addresses(plan: MemoryPlan, request: CacheRequest) -> MemoryPlan:
@@ -406,9 +415,9 @@ def _limited(group: Group, request: CacheRequest, max_len: int, shared: int) -> 
     kept = group.kept_blocks(max_len)
     useful = request.max_num_seqs * kept
     if group.window:
-        most = group.most_blocks(max_len, request.max_num_batched_tokens)
+        largest = group.most_blocks(max_len, request.max_num_batched_tokens)
         # As many blocks again keep prefixes.
-        useful = max(most, min(2 * useful + most - kept, shared))
+        useful = max(largest, min(2 * useful + largest - kept, shared))
     elif request.settings.kv_budget_bytes is not None:
         return group
     heaps = -(-useful // group.blocks_per_heap)

@@ -278,8 +278,8 @@ class KVLayout:
         def counts(blocks: int) -> list[int]:
             return [min(blocks, group.useful_blocks or blocks) for group in self.groups]
 
-        most = budget_bytes // min(group.block_bytes for group in self.groups)
-        multiples = range(multiple, most + 1, multiple)
+        end = budget_bytes // min(group.block_bytes for group in self.groups) + 1
+        multiples = range(multiple, end, multiple)
         return counts(
             multiple * bisect_right(multiples, budget_bytes, key=lambda n: self.bytes_of(counts(n)))
         )

@@ -25,8 +25,8 @@ def make_groups(
     blocks = layout.heap_blocks_within(limits.budget_bytes)
     clock = UseClock()
     rows = [
-        (WindowGroup if group.window else FullGroup)(group, backend, limits, most, pending, clock)
-        for group, backend, most in zip(layout.groups, backends, blocks, strict=True)
+        (WindowGroup if group.window else FullGroup)(group, backend, limits, count, pending, clock)
+        for group, backend, count in zip(layout.groups, backends, blocks, strict=True)
     ]
     slot = layout.shape.slot
     if states is None or slot is None:

@@ -104,13 +104,16 @@ class Range:
     """Blocks whose mapping is not finished."""
 
     def rows(self, region: int, tokens: int, size: int) -> np.ndarray:
-        """``[tokens, row bytes]``."""
+        """``[tokens, row bytes]``: NaN where nothing is mapped."""
         parts = []
-        for block in range(-(-tokens // size)):
-            heap, place, _ = self.mapped[block]
-            assert heap.blocks is not None
-            parts.append(heap.blocks[place][region])
-        return np.concatenate(parts)[:tokens]
+        for block in reversed(range(-(-tokens // size))):
+            if block in self.mapped:
+                heap, place, _ = self.mapped[block]
+                assert heap.blocks is not None
+                parts.append(heap.blocks[place][region])
+            else:
+                parts.append(np.full_like(parts[0], 0xFF))
+        return np.concatenate(parts[::-1])[:tokens]
 
 
 @dataclass(frozen=True)
@@ -342,10 +345,9 @@ class KVBackend:
             raise MistakeError("a step begins before mappings are finished")
         size = self.geometry.tokens_per_block
         for its, start, count in segments:
-            for block in range(-(-(start + count) // size)):
+            for block in range(start // size, -(-(start + count) // size)):
                 if block not in its.mapped:
                     raise IndexError("a segment of rows without memory")
-            for block in range(start // size, -(-(start + count) // size)):
                 if not its.mapped[block][2]:
                     raise RuntimeError("a step would write a sealed block")
         epoch = self.completed_epoch + len(self.open_epochs) + 1
@@ -493,8 +495,10 @@ class Operations:
         self.device.calls.append("decode_attention")
         out = []
         for row, (its, position) in enumerate(rows.places()[first_row:][: len(queries)]):
+            tokens, head_dim = position + 1, queries.shape[-1]
+            first = max(0, tokens - (softmax.window or tokens))
             keys, values = (
-                self._read(its, region, position + 1, kv_heads, queries.shape[-1], layer, backend)
+                self._read(its, region, tokens, kv_heads, head_dim, layer, backend)[first:]
                 .transpose(1, 0, 2)
                 .astype(mx.float32)
                 for region in (layer.key_region, layer.value_region)

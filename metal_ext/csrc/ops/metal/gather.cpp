@@ -59,8 +59,8 @@ std::pair<mx::array, mx::array> device::gather(
   checked_run("tokens of the segment's range", first, tokens, static_cast<uint64_t>(shown));
   const size_t mapped = segments[number].range->mapped_run(static_cast<size_t>(shown - 1)).first;
   require<std::out_of_range>(
-      static_cast<size_t>(first) >= mapped, "tokens from ", first, " on are asked for; those before ",
-      mapped, " are unmapped");
+      static_cast<size_t>(first) >= mapped, "the first token is ", first, "; those before ", mapped,
+      " are unmapped");
   const auto most = static_cast<int64_t>(
       rows->kv_backend()->memory->geometry().row_bytes(0));  // the most head_dim and kv_heads
   checked_between("head_dim", head_dim, 1, most);
