@@ -53,7 +53,7 @@ class LocalReplicas(RayReplicas):
         self.hung: set[str] = set()
         self.dead: set[str] = set()
         self.dies_after: int | None = None
-        """Batches of an answer, and then its replica is lost."""
+        """Events of an answer, and then its replica is lost."""
         self.ends_early = False
         """Whether its stream just ends then."""
         self.chosen: list[str] = []
@@ -101,13 +101,15 @@ class LocalReplicas(RayReplicas):
         stream = replica.generate(route, submission)
         try:
             async for batch in stream:
-                yield batch
-                if left is not None and batch:
-                    left -= 1
-                    if left <= 0 and self.ends_early:
-                        return
-                    if left <= 0:
-                        raise ConnectionError
+                if left is None or isinstance(batch, str):
+                    yield batch
+                    continue
+                yield batch[:left]
+                left -= len(batch[:left])
+                if not left and self.ends_early:
+                    return
+                if not left:
+                    raise ConnectionError
         finally:
             await stream.aclose()
 
