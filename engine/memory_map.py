@@ -28,8 +28,10 @@ class MemoryMap:
     def as_json(self) -> dict[str, Any]:
         stats, pool = self.stats, self.stats.kv
         parts = chain.from_iterable(group.sequences for group in self.kv.groups)
-        # Of a sequence's parts in all groups of layers, the one with the most blocks is shown.
-        mapped = {part.seq_id: part for part in sorted(parts, key=lambda part: part.mapped_blocks)}
+        # Of a sequence's parts in all groups of layers, the one with the most blocks is shown: the
+        # first of equal ones, which is no window's.
+        by_blocks = sorted(parts, key=lambda part: part.mapped_blocks, reverse=True)
+        mapped = {part.seq_id: part for part in reversed(by_blocks)}
         blocks = ("mapped_blocks", "sealed_blocks", "borrowed_blocks")
         return self.kv.as_json() | {
             "pool": pool and pool.as_json(),

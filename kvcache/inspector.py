@@ -29,6 +29,7 @@ class MappedSequence(NamedTuple):
     """``(first block, number of blocks)`` of adjacent blocks in token order. Blocks whose mapping
     is queued are included."""
     mapped_blocks: int
+    """The number of blocks up to the last mapped one. Those before ``runs`` are behind a window."""
     sealed_blocks: int
     borrowed_blocks: int
     """The number of leading blocks that other sequences wrote and this sequence shares."""

@@ -3,13 +3,15 @@
 import asyncio
 import json
 import threading
+from array import array
 
 import pytest
 
 from engine.memory_map import MAX_SHOWN_SEQUENCES, MemoryMap
 from engine.messages import GetMemoryMap, Stop
 from engine.step.loop import EngineLoop
-from engine.types import EngineDeadError, MissReason, SamplingParams
+from engine.types import EngineDeadError, EngineStats, MissReason, SamplingParams
+from kvcache.inspector import GroupMap, KVMap, MappedSequence
 from tests.engines import Answers, greedy, recall_client, recall_loop, request_of, steps
 from tests.kvcache.maps import expanded, map_adds_up
 
@@ -162,3 +164,15 @@ async def test_who_looks_while_the_engine_ends_is_told() -> None:
     with pytest.raises(asyncio.CancelledError):
         await left
     assert client.stop(WAIT_S)
+
+
+def test_a_sequence_is_shown_as_layers_without_a_window_have_it() -> None:
+    full, window = (((0, 5),), 5, 5, 3), (((8, 2),), 5, 5, 0)
+    kv_map = KVMap(
+        [GroupMap({}, (), array("H"), (MappedSequence(1, *own),)) for own in (full, window)]
+    )
+    report = {"id": 1}
+    told = MemoryMap(EngineStats(), kv_map, (report,), ()).as_json()
+    assert told["sequences"] == [
+        report | {"mapped_blocks": 5, "sealed_blocks": 5, "borrowed_blocks": 3}
+    ]
