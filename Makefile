@@ -113,7 +113,7 @@ soak: $(VENV)/.dev  ## 1000 requests with random aborts through the real server
 simulate: $(VENV)/.dev  ## 10 000 seeded lives of the engine, switches at random; SIM=--states: one on for all
 	$(BIN)/python -m tests.simulation $(SIM)
 
-schedules: $(VENV)/.dev  ## 200 random schedules of a small hybrid, compared bit by bit
+schedules: $(VENV)/.dev  ## 200 random schedules of each of three small models, compared bit by bit
 	$(BIN)/python -m tests.engine.hybrid_schedules $(SCHEDULES)
 
 parity: $(VENV)/.dev  ## greedy answers of random mixtures and hybrids against mlx-lm's, one table (minutes)

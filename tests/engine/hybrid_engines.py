@@ -1,4 +1,4 @@
-"""Whole engines around a random Qwen3.5, small enough for a test."""
+"""Whole engines around a random model, small enough for a test."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from kvcache.slots import SLOTS_PER_SEQUENCE
 from tests.engines import CONFIG, MACHINE, ON_CPU
 
 VOCABULARY = 512
+HEAP_TOKENS = 32
 
 
 def load_hybrid(folder: Path) -> tuple[Checkpoint, Model]:
@@ -33,10 +34,11 @@ def hybrid_loop(
     *,
     max_len: int = 256,
     room: tuple[int, int] | None = None,
+    windows: bool = True,
     **changes: Any,
 ) -> EngineLoop:
-    """An engine of the calling thread. room: slots, and heaps for K and V. changes: fields of
-    EngineConfig."""
+    """An engine of the calling thread. room: slots, and heaps of HEAP_TOKENS. windows: whether
+    memory behind windows goes; else all of it is kept. changes: fields of EngineConfig."""
     config: EngineConfig = replace(CONFIG, **{"prefix_keep_s": 1000.0} | changes)
     request = CacheRequest(
         kv_backend=KVBackend.POSIX,
@@ -45,10 +47,11 @@ def hybrid_loop(
         max_model_len=max_len,
         max_num_batched_tokens=config.max_num_batched_tokens,
     )
+    shape = checkpoint.spec.kv_shape(KVFormat.FLOAT32)
     memory = fit(
         MemoryDemand(MACHINE.total_bytes, MACHINE.available_bytes, 0, 0, 0, 0),
         request,
-        checkpoint.spec.kv_shape(KVFormat.FLOAT32),
+        shape if windows else shape.without_windows(),
         model_max_len=max_len,
         system_page_bytes=4096,
     )
@@ -57,7 +60,10 @@ def hybrid_loop(
         memory = replace(
             memory,
             num_slots=slots,
-            kv_budget_bytes=heaps * memory.layout.heap_bytes,
+            kv_budget_bytes=heaps
+            * HEAP_TOKENS
+            // memory.layout.heap_tokens
+            * memory.layout.heap_bytes,
             max_num_seqs=min(memory.max_num_seqs, slots // SLOTS_PER_SEQUENCE),
         )
     workers = metal_ext.CpuWorkers(1)

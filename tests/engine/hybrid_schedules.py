@@ -1,11 +1,12 @@
-"""Random schedules of an engine with recurrent layers: nobody's company changes a bit.
+"""Random schedules of engines with recurrent layers or windows: nobody's company changes a bit.
 
-``python -m tests.engine.hybrid_schedules [--seeds 200] [--first 0]``
+``python -m tests.engine.hybrid_schedules [--seeds 200] [--first 0] [--models hybrid gemma]``
 
 Requests of one schedule share steps, are cut into chunks, find what others have left, fork, give
 way, end at a stop token, and are left by readers who have found a stop string. Each is compared
 with the same request in an engine of its own in which nothing is cached: its tokens and
-log-probabilities, and at the end every state that is kept, bit by bit.
+log-probabilities, and at the end every state that is kept, bit by bit. The engine of its own keeps
+all K and V, of which a mask hides what is behind a window.
 """
 
 import argparse
@@ -28,15 +29,19 @@ from engine.step.loop import EngineLoop
 from engine.types import FinishReason, PromptBoundaries, Request, SamplingParams, TokenEvent
 from kvcache.backends.posix import NativeStates
 from kvcache.block_hashes import PrefixSalt
+from kvcache.groups.window import WindowGroup
 from kvcache.manager import KVCacheManager
 from tests.engine.hybrid_engines import VOCABULARY, hybrid_loop, load_hybrid
 from tests.engine.models.hybrids import Steps, write_hybrid
 from tests.engines import request_of, steps
+from tests.families import GEMMA3, GPT_OSS
 from tests.kvcache.managers import state_group
 
 MAX_LEN = 256
 STOP_TOKENS = frozenset(range(0, VOCABULARY, 24))
 DIFFERENT = "differing bits"
+STATES = "states compared"
+BEHIND_WINDOWS = "steps of a sequence with unmapped blocks behind a window"
 COUNTED = (
     "requests",
     "steps",
@@ -45,9 +50,14 @@ COUNTED = (
     "forks",
     "aborts beside a step",
     "stops beside a step",
-    "states compared",
 )
 """What must have happened in any number of schedules that prove something."""
+FIELDS: dict[str, dict[str, Any]] = {
+    "hybrid": {"gain": 3.0},
+    "gemma": {"gain": 3.0} | GEMMA3,
+    "gpt-oss": {"gain": 2.5} | GPT_OSS,
+}
+"""The models, and the fields of their config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +68,9 @@ class Hybrid:
     model: Forward
 
 
-def a_hybrid(folder: Path) -> Hybrid:
-    """Writes the model to a folder and loads it."""
-    checkpoint, model = load_hybrid(write_hybrid(folder, gain=3.0))
+def a_hybrid(folder: Path, name: str = "hybrid") -> Hybrid:
+    """Writes a model of FIELDS to a folder and loads it."""
+    checkpoint, model = load_hybrid(write_hybrid(folder, **FIELDS[name]))
     assert isinstance(model, Forward)
     return Hybrid(checkpoint, model)
 
@@ -139,7 +149,7 @@ def run(loop: EngineLoop) -> int:
 def alone(hybrid: Hybrid, requests: list[Request]) -> Heard:
     """What each is told when it has an engine to itself, and nothing is cached."""
     heard = Heard()
-    loop = engine(hybrid, heard, prefix_cache=False)
+    loop = engine(hybrid, heard, prefix_cache=False, windows=False)
     for request, number, params in answers_to(requests):
         loop.mailbox.put(replace(request, request_id=number, params=(params,)))
         run(loop)
@@ -209,7 +219,9 @@ def schedule(hybrid: Hybrid, seed: int) -> Counter[str]:
             counts["steps"] += loop.run_once()
         if rng.random() < 0.1 and not _has_ended(heard, request.request_id):
             heard.leave(request.request_id)
-    counts["steps"] += run(loop)
+    for _ in steps(loop):
+        counts["steps"] += 1
+        counts[BEHIND_WINDOWS] += unmapped_beginnings(loop._kv)
     loop._kv.check_invariants()
     counts["schedules"] = 1
     counts["requests"] = len(numbers)
@@ -217,10 +229,17 @@ def schedule(hybrid: Hybrid, seed: int) -> Counter[str]:
     counts["preemptions"] = loop._scheduler.counters.preemptions
     counts["forks"] = len(numbers) - len(requests)
     counts[DIFFERENT] = differing_bits(heard, alone(hybrid, requests), requests)
-    counts.update(compare_states(hybrid, heard, loop._kv, requests))
-    assert loop._kv.copied_bytes == 0
+    if hybrid.checkpoint.spec.recurrences:
+        counts.update(compare_states(hybrid, heard, loop._kv, requests))
+        assert loop._kv.copied_bytes == 0
     loop.close()
     return counts
+
+
+def unmapped_beginnings(kv: KVCacheManager) -> int:
+    """The number of open sequences whose first blocks are behind a window and have no memory."""
+    groups = [group for group in kv._groups if isinstance(group, WindowGroup)]
+    return sum(own.table.first > 0 for group in groups for own in group._open.values())
 
 
 def _has_ended(heard: Heard, number: int) -> bool:
@@ -277,7 +296,7 @@ def compare_states(
         if slot.digest is None:
             continue
         tokens = held[slot.digest]
-        counts["states compared"] += 1
+        counts[STATES] += 1
         counts[DIFFERENT] += differing(states_in(kv, slot.number), fresh_states(hybrid, tokens))
     return counts
 
@@ -306,7 +325,8 @@ def states_in(kv: KVCacheManager, slot: int) -> bytes:
 
 def line(counts: Counter[str]) -> str:
     """What happened, in one line."""
-    return ", ".join(f"{counts[name]} {name}" for name in ("schedules", *COUNTED, DIFFERENT))
+    names = "schedules", *COUNTED, STATES, BEHIND_WINDOWS, DIFFERENT
+    return ", ".join(f"{counts[name]} {name}" for name in names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -314,20 +334,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hybrid_schedules", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--models", nargs="+", choices=FIELDS, default=list(FIELDS))
     chosen = parser.parse_args(arguments)
+    seeds = range(chosen.first, chosen.first + chosen.seeds)
+    return max([schedules_of(name, seeds) for name in chosen.models])
+
+
+def schedules_of(name: str, seeds: Sequence[int]) -> int:
+    """Prints a line of one model; 1 where a bit was different, or something never happened."""
     counts: Counter[str] = Counter()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        hybrid = a_hybrid(Path(folder))
-        for seed in range(chosen.first, chosen.first + chosen.seeds):
+        hybrid = a_hybrid(Path(folder), name)
+        for seed in seeds:
             found = schedule(hybrid, seed)
             if found[DIFFERENT]:
-                print(f"seed {seed}: {line(found)}", flush=True)
+                print(f"{name}, seed {seed}: {line(found)}", flush=True)
             counts += found
-    print(f"{line(counts)}; {time.perf_counter() - started:.0f} s")
-    missing = [name for name in COUNTED if not counts[name]]
+    print(f"{name}: {line(counts)}; {time.perf_counter() - started:.0f} s", flush=True)
+    own = STATES if hybrid.checkpoint.spec.recurrences else BEHIND_WINDOWS
+    missing = [each for each in (*COUNTED, own) if not counts[each]]
     if missing:
-        print(f"never happened: {', '.join(missing)}")
+        print(f"{name}: never happened: {', '.join(missing)}")
     return 1 if missing or counts[DIFFERENT] else 0
 
 

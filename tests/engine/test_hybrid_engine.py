@@ -1,5 +1,7 @@
 """An engine with a model of attention and recurrent layers: nobody's company changes a bit."""
 
+from collections import Counter
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -10,6 +12,7 @@ from kvcache.backends.choice import KVBackend, KVBackendChoice
 from kvcache.layout import LayoutError
 from tests.engine.hybrid_engines import VOCABULARY
 from tests.engine.hybrid_schedules import (
+    BEHIND_WINDOWS,
     DIFFERENT,
     Heard,
     Hybrid,
@@ -51,6 +54,32 @@ def test_a_conversation_computes_what_is_new_and_copies_nothing(hybrid: Hybrid) 
         tokens += heard.tokens(turn)
         tokens += [rng.randrange(VOCABULARY) for _ in range(8)]
     assert loop._kv.copied_bytes == 0
+    loop.close()
+
+
+@pytest.mark.parametrize("name", ["gemma", "gpt-oss"])
+def test_memory_that_is_gone_behind_a_window_changes_no_bit(name: str, tmp_path: Path) -> None:
+    model, counts = a_hybrid(tmp_path, name), Counter[str]()
+    for seed in range(5):
+        counts += schedule(model, seed)
+    assert counts[DIFFERENT] == 0, line(counts)
+    assert counts[BEHIND_WINDOWS] > 100
+
+
+@pytest.mark.parametrize("name", ["gemma", "gpt-oss"])
+def test_twenty_turns_behind_a_window_compute_what_is_new_and_one_block(
+    name: str, tmp_path: Path
+) -> None:
+    rng, heard = Random(7), Heard()
+    loop = engine(a_hybrid(tmp_path, name), heard, overlap=True)
+    tokens, new = [rng.randrange(VOCABULARY) for _ in range(90)], 90
+    for turn in range(1, 21):
+        loop.mailbox.put(asked(turn, tokens, 4))
+        run(loop)
+        assert len(tokens) - heard.cached[turn] <= new + loop._kv._layout.tokens_per_block
+        tokens += heard.tokens(turn)
+        tokens += [rng.randrange(VOCABULARY) for _ in range(3)]
+        new = 4  # with an answer's last token, which no step has computed
     loop.close()
 
 
