@@ -74,11 +74,11 @@ def test_a_window_takes_as_many_bytes_after_2k_tokens_as_after_64k() -> None:
 
 def test_a_read_below_the_window_is_a_segmentation_fault() -> None:
     done = run_program("""
-        import ctypes
+        import ctypes, mlx.core as mx
         from tests.kvcache.backends.test_posix_windows import STEP, WINDOW, Sequence
+        mx.set_default_device(mx.cpu)  # on a Mac it is the GPU
         sequence = Sequence(2048)
-        for start in range(0, 2048, STEP):
-            sequence.compute(start)
+        [sequence.compute(start) for start in range(0, 2048, STEP)]
         tokens = sequence.group.tokens_per_block
         address = sequence.row_address((2049 - WINDOW) // tokens * tokens)
         print(ctypes.c_float.from_address(address).value, flush=True)
