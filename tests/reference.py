@@ -107,3 +107,9 @@ def _classes_of(checkpoint: Checkpoint, config: dict[str, Any]) -> tuple[type, t
             return named if checkpoint.embeds else named | {name: kept[name] for name in heads}
 
     return NamedModel, args
+
+
+def logits_of(checkpoint: Checkpoint, ids: list[int]) -> mx.array:
+    """Return mlx-lm's logits after each token of a prompt, in float32."""
+    found: mx.array = load_reference(checkpoint)(mx.array([ids]))[0].astype(mx.float32)
+    return found

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
+import numpy as np
 
 from engine.models.checkpoint import Checkpoint
 from engine.models.forward import Forward
 from kvcache.layout import KVFormat
 from kvcache.manager import KVCacheManager
-from tests.engine.models.forwards import cache_for
+from tests.engine.models.forwards import cache_for, prompt
 from tests.families import (
     BONSAI,
     bonsai_modules,
@@ -164,3 +165,31 @@ class Steps:
             self.kv.commit(seq, tokens)
         self.kv.step_completed(views.epoch)
         return logits
+
+
+def logits_in_chunks_and_company(
+    checkpoint: Checkpoint, model: Forward, ids: list[int], other: list[int]
+) -> tuple[mx.array, mx.array]:
+    """Return the logits of both prompts, of 200 and 30 tokens: the first one in three chunks, of
+    which the second stands beside the other prompt."""
+    steps = Steps(checkpoint, model, {1: 200, 2: 30})
+    got = [steps.run([(1, 0, ids[:150])], list(range(150)))]
+    got.append(steps.run([(2, 0, other), (1, 150, ids[150:199])], list(range(79))))
+    got.append(steps.run([(1, 199, ids[199:])], [0]))
+    first, both, last = (logits.astype(mx.float32) for logits in got if logits is not None)
+    return mx.concatenate([first, both[30:], last]), both[:30]
+
+
+def assert_chunks_change_no_bit(checkpoint: Checkpoint, model: Forward) -> None:
+    """Compare the last logits of a prompt of 130 tokens, whole and in chunks."""
+    ids = prompt(130)
+
+    def last(cuts: list[int]) -> np.ndarray[Any, Any]:
+        steps = Steps(checkpoint, model, {1: 130})
+        for first, end in zip([0, *cuts], [*cuts, 130], strict=True):
+            logits = steps.run([(1, first, ids[first:end])], [end - first - 1])
+        return np.array(logits)
+
+    whole = last([])
+    for cuts in ([1], [64, 65, 100], list(range(1, 130))):
+        assert np.array_equal(last(cuts), whole)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from engine.models.checkpoint import Checkpoint, read_checkpoint
@@ -14,10 +13,15 @@ from engine.models.config import ModelConfig
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import CheckpointError
 from tests.engine.models.forwards import ours, prompt, spread
-from tests.engine.models.hybrids import Steps, write_hybrid
+from tests.engine.models.hybrids import (
+    Steps,
+    assert_chunks_change_no_bit,
+    logits_in_chunks_and_company,
+    write_hybrid,
+)
 from tests.families import GEMMA2, GEMMA3
 from tests.models import SMALL, write_config
-from tests.reference import clip_residual, load_reference
+from tests.reference import clip_residual, load_reference, logits_of
 
 SPEC = replace(SMALL, num_hidden_layers=5, head_dim=64)
 WINDOW = 40
@@ -30,11 +34,6 @@ def written(folder: Path, fields: dict[str, Any], **how: Any) -> Checkpoint:
     return read_checkpoint(write_hybrid(folder, SPEC, **({"dtype": "float32"} | fields | how)))
 
 
-def logits_of(checkpoint: Checkpoint, ids: list[int]) -> mx.array:
-    found: mx.array = load_reference(checkpoint)(mx.array([ids]))[0].astype(mx.float32)
-    return found
-
-
 @BOTH
 @EACH
 @pytest.mark.parametrize("how", [{}, {"bits": 4}], ids=str)
@@ -42,15 +41,10 @@ def test_logits_equal_mlx_lms_by_chunks_and_in_company(
     tmp_path: Path, fields: dict[str, Any], how: dict[str, Any], packed: bool
 ) -> None:
     checkpoint = written(tmp_path, fields, **how)
-    steps = Steps(checkpoint, ours(checkpoint, packed=packed), {1: 200, 2: 30})
-    ids, other = prompt(200), prompt(30, 1)
-    got = [steps.run([(1, 0, ids[:150])], list(range(150)))]
-    got.append(steps.run([(2, 0, other), (1, 150, ids[150:199])], list(range(79))))
-    got.append(steps.run([(1, 199, ids[199:])], [0]))
-    first, both, last = (logits.astype(mx.float32) for logits in got if logits is not None)
-    want = logits_of(checkpoint, ids)
-    assert spread(mx.concatenate([first, both[30:], last]), want) < TOLERANCE
-    assert spread(both[:30], logits_of(checkpoint, other)) < TOLERANCE
+    model, ids, other = ours(checkpoint, packed=packed), prompt(200), prompt(30, 1)
+    logits, beside = logits_in_chunks_and_company(checkpoint, model, ids, other)
+    assert spread(logits, logits_of(checkpoint, ids)) < TOLERANCE
+    assert spread(beside, logits_of(checkpoint, other)) < TOLERANCE
 
 
 @EACH
@@ -79,17 +73,7 @@ def test_what_is_computed_does_not_depend_on_chunks_bit_by_bit(
     tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     checkpoint = written(tmp_path, fields)
-    model, ids = ours(checkpoint), prompt(130)
-
-    def last(cuts: list[int]) -> np.ndarray[Any, Any]:
-        steps = Steps(checkpoint, model, {1: 130})
-        for first, end in zip([0, *cuts], [*cuts, 130], strict=True):
-            logits = steps.run([(1, first, ids[first:end])], [end - first - 1])
-        return np.array(logits)
-
-    whole = last([])
-    for cuts in ([1], [64, 65, 100], list(range(1, 130))):
-        assert np.array_equal(last(cuts), whole)
+    assert_chunks_change_no_bit(checkpoint, ours(checkpoint))
 
 
 def test_layers_have_the_windows_and_the_rope_of_their_kind(tmp_path: Path) -> None:

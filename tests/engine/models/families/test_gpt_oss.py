@@ -14,10 +14,14 @@ from engine.models.families import read_spec
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Gate
 from tests.engine.models.forwards import ours, prompt, spread
-from tests.engine.models.hybrids import Steps, write_hybrid
+from tests.engine.models.hybrids import (
+    assert_chunks_change_no_bit,
+    logits_in_chunks_and_company,
+    write_hybrid,
+)
 from tests.families import GPT_OSS
 from tests.models import SMALL, write_config
-from tests.reference import load_reference
+from tests.reference import logits_of
 
 SPEC = replace(SMALL, head_dim=64, intermediate_size=96)
 TOLERANCE = 2e-4
@@ -30,40 +34,21 @@ def written(folder: Path, **how: Any) -> Checkpoint:
     return read_checkpoint(write_hybrid(folder, SPEC, **({"dtype": "float32"} | GPT_OSS | how)))
 
 
-def logits_of(checkpoint: Checkpoint, ids: list[int]) -> mx.array:
-    found: mx.array = load_reference(checkpoint)(mx.array([ids]))[0].astype(mx.float32)
-    return found
-
-
 @BOTH
 @pytest.mark.parametrize("how", [{}, MXFP4, AFFINE, {"hub": True}], ids=str)
 def test_logits_equal_mlx_lms_by_chunks_and_in_company(
     tmp_path: Path, how: dict[str, Any], packed: bool
 ) -> None:
     checkpoint = written(tmp_path, **how)
-    steps = Steps(checkpoint, ours(checkpoint, packed=packed), {1: 200, 2: 30})
-    ids, other = prompt(200), prompt(30, 1)
-    got = [steps.run([(1, 0, ids[:150])], list(range(150)))]
-    got.append(steps.run([(2, 0, other), (1, 150, ids[150:199])], list(range(79))))
-    got.append(steps.run([(1, 199, ids[199:])], [0]))
-    first, both, last = (logits for logits in got if logits is not None)
-    assert spread(mx.concatenate([first, both[30:], last]), logits_of(checkpoint, ids)) < TOLERANCE
-    assert spread(both[:30], logits_of(checkpoint, other)) < TOLERANCE
+    model, ids, other = ours(checkpoint, packed=packed), prompt(200), prompt(30, 1)
+    logits, beside = logits_in_chunks_and_company(checkpoint, model, ids, other)
+    assert spread(logits, logits_of(checkpoint, ids)) < TOLERANCE
+    assert spread(beside, logits_of(checkpoint, other)) < TOLERANCE
 
 
 def test_what_is_computed_does_not_depend_on_chunks_bit_by_bit(tmp_path: Path) -> None:
     checkpoint = written(tmp_path, **MXFP4)
-    model, ids = ours(checkpoint), prompt(130)
-
-    def last(cuts: list[int]) -> np.ndarray[Any, Any]:
-        steps = Steps(checkpoint, model, {1: 130})
-        for first, end in zip([0, *cuts], [*cuts, 130], strict=True):
-            logits = steps.run([(1, first, ids[first:end])], [end - first - 1])
-        return np.array(logits)
-
-    whole = last([])
-    for cuts in ([1], [64, 65, 100], list(range(1, 130))):
-        assert np.array_equal(last(cuts), whole)
+    assert_chunks_change_no_bit(checkpoint, ours(checkpoint))
 
 
 def test_the_hubs_blocks_are_the_same_weights_as_mlxs(tmp_path: Path) -> None:
