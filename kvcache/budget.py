@@ -263,8 +263,8 @@ def fit(
     # buffers cost memory.
     buffers = sequences if request.kv_backend.is_dense else 2 * sequences
     kv_bytes = layout.bytes_of(counts)
-    if arena is not None:
-        kv_bytes = sequences * layout.heap_bytes  # an arena has one heap per sequence
+    if request.kv_backend.is_dense:
+        kv_bytes = sequences * layout.heap_bytes  # a sequence has one heap
     tokens = layout.tokens_within(kv_bytes, step_tokens)
     plan = MemoryPlan(
         demand, layout, kv_bytes, tokens, max_len, sequences, buffers, note, num_slots

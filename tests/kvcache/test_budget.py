@@ -393,6 +393,13 @@ def test_a_model_of_windows_alone_has_the_whole_context() -> None:
     assert plan(request=asked(kv_budget_bytes=GIB // 4), shape=shape).max_model_len < 4096
 
 
+@pytest.mark.parametrize("sequences", [1, 2, 3, 5, 8])
+def test_dense_memory_has_one_heap_for_each_sequence_and_no_more(sequences: int) -> None:
+    request = replace(REQUEST, kv_backend=KVBackend.METAL_DENSE, max_num_seqs=sequences)
+    found = plan(ROOMY, request, model_max_len=4096)
+    assert found.kv_budget_bytes == sequences * found.layout.heap_bytes
+
+
 def test_dense_memory_has_windows_of_the_whole_context() -> None:
     request = replace(REQUEST, kv_backend=KVBackend.METAL_DENSE)
     found, full = (
