@@ -150,7 +150,7 @@ class Pending:
 
 @dataclass(slots=True)
 class Leaving:
-    """Blocks before a page table's first one that are still mapped, and that nobody needs there."""
+    """Blocks behind a window that are still mapped. Their sequence does not read them any more."""
 
     table: PageTable
     ticket: int | None = None

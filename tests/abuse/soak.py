@@ -170,7 +170,7 @@ class Soak:
     """How late this program came to its work in the running round."""
 
     async def run(self, minutes: float) -> None:
-        """Rounds and rests, until the time has passed; or one round of so many requests."""
+        """Run rounds with rests between them for this time, or one round of ``requests``."""
         end = time.monotonic() + 60 * minutes
         while not self.rests or time.monotonic() < end:
             if self.requests:

@@ -130,7 +130,7 @@ FORMS = (
     ),
     Behaviour(
         "thoughts end with their budget",
-        # The end of the message and a header are forced in place of what it says there.
+        # The grammar forces the message's end and a header in place of the model's own tokens.
         says=f"{ANALYSIS}abc{'d' * 12}final<|message|>Yes.<|return|>",
         ask=Ask(thinks=3),
         thoughts="abc",

@@ -1,4 +1,4 @@
-"""Random schedules of engines with recurrent layers or windows: nobody's company changes a bit.
+"""Random schedules of engines with recurrent layers or windows: no other request changes a bit.
 
 ``python -m tests.engine.hybrid_schedules [--seeds 200] [--first 0] [--models hybrid gemma]``
 

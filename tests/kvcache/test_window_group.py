@@ -1,4 +1,4 @@
-"""Sequences of a model with windows: what is kept of K and V, and what is found."""
+"""Sequences of a model with windows: the blocks that a window keeps, and the prefix hits."""
 
 from array import array
 from collections.abc import Sequence

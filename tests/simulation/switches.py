@@ -55,7 +55,7 @@ def _groups(world: World, count: int, _: Random) -> World:
 
 
 def _windows(world: World, blocks: float, rng: Random) -> World:
-    """Add a layer with a window of about so many blocks."""
+    """Add a layer whose window has about this many blocks."""
     group, count = world.layout.groups[0], len(world.layout.groups)
     tokens, heap_blocks = group.tokens_per_block, group.blocks_per_heap
     window = round(blocks * tokens) + rng.randint(1, 3)

@@ -69,7 +69,7 @@ mx::Shape check_view(
   const Geometry& geometry = range.geometry();
   checked_between("region", region, 0, static_cast<int64_t>(geometry.regions()) - 1);
   checked_between("tokens", tokens, 1, kMaxTokens);
-  // Tokens behind a window are unmapped. Callers leave them out of what they read.
+  // Tokens behind a window may be unmapped. A caller must not read their part of the view.
   checked_run("mapped tokens", 0, tokens, range.mapped_run(static_cast<size_t>(tokens - 1)).end);
   const auto row = static_cast<int64_t>(geometry.row_bytes(static_cast<size_t>(region)));
   checked_between("kv_heads", kv_heads, 1, row);

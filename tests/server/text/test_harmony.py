@@ -119,7 +119,7 @@ def test_wherever_an_answer_ends_nothing_of_a_header_is_told(finish: FinishReaso
 @pytest.mark.parametrize(
     ("header", "pieces"),
     [
-        # What models write instead of what they should.
+        # Models write these forms, which the format does not have.
         ("<|channel|>commentary to=functions.look<|constrain|>json", call(0, "look", "{}")),
         ("<|channel|>analysis to=functions.look code", call(0, "look", "{}")),
         ("<|channel|>commentary<|channel|>commentary to=look json", call(0, "look", "{}")),
@@ -128,7 +128,7 @@ def test_wherever_an_answer_ends_nothing_of_a_header_is_told(finish: FinishReaso
         (" to=functions.look", call(0, "look", "{}")),
         (" to=python code", call(0, "python", "{}")),
         ("<|channel|>commentary to=functions.python ", call(0, "python", "{}")),
-        # Nobody offers these tools; a result of a tool is none of the answer.
+        # The request has no such tools. A tool's result is not part of the answer.
         ("<|channel|>commentary to=functions.write json", [thought("{}")]),
         ("<|channel|>analysis to=browser.search code", [thought("{}")]),
         ("<|end|><|start|>functions.look to=assistant<|channel|>commentary", [thought("{}")]),

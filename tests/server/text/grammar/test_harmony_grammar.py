@@ -151,7 +151,7 @@ async def test_answers_at_random_are_whole(tokenizer: Tokenizer, seed: int) -> N
 
 
 def told(constraint: TokenConstraint, tokenizer: Tokenizer, text: str, more: int) -> str:
-    """What follows a text, of so many tokens: "*" where all is allowed, [abc] for a choice."""
+    """Return the next tokens that the grammar allows: "*" for all, [abc] for a choice."""
     assert follows(constraint, tokenizer.fast.encode(text, add_special_tokens=False).ids), text
     found = ""
     for _ in range(more):
