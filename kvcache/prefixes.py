@@ -117,10 +117,11 @@ class BlockIndex:
         return digest in self._blocks
 
     def insert(self, hashes: BlockHashes, number: int, block: Block, spared: bool) -> None:
-        """Add a sealed block that is in use."""
+        """Add a sealed block that is in use. The block before must be in the index."""
         digest, parent = hashes.digests[number], hashes.parent(number)
         assert digest not in self._blocks
-        block.prefix = Prefix(digest, parent, hashes.tokens[number], number, spared)
+        before = self._blocks[parent].prefix if number else None
+        block.prefix = Prefix(digest, parent, before, hashes.tokens[number], number, spared)
         self._blocks[digest] = block
         self._evicted.discard(digest)
 
@@ -173,13 +174,25 @@ class BlockIndex:
             self._remove(block, evicted=True)
         return block
 
-    def invalidate(self, block: Block | None) -> list[Block]:
-        """Remove a block with doubtful contents and all that may depend on it. Return the cached
-        ones. Here these are all blocks, because an evicted one leaves no trace of the order."""
-        following = list(self._blocks.values())
-        for gone in following:
+    def invalidate(self, hashes: BlockHashes, number: int) -> list[Block]:
+        """Remove the block with this number, whose contents are doubtful, and all that continue
+        its prefix: nothing else can have been computed from it. Return the cached ones."""
+        following = self._following(hashes, number)
+        for gone in reversed(following):
             self._remove(gone, evicted=False)
         return [gone for gone in following if gone.state is BlockState.CACHED]
+
+    def _following(self, hashes: BlockHashes, number: int) -> list[Block]:
+        """Return the block with this number and all that continue its prefix. That block, and
+        others between, may have been evicted."""
+        follows = dict.fromkeys(hashes.digests[number : number + 1], True)
+        for block in self._blocks.values():
+            path, prefix = list[bytes](), block.prefix
+            while prefix is not None and prefix.digest not in follows:
+                path.append(prefix.digest)
+                prefix = prefix.before
+            follows |= dict.fromkeys(path, prefix is not None and follows[prefix.digest])
+        return [block for digest, block in self._blocks.items() if follows[digest]]
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
         """Return two things: the number of tokens of a prompt's first ``matched`` blocks, which it
@@ -242,8 +255,6 @@ class PrefixIndex(BlockIndex):
         """The token ids of each block's children, sorted, by the hash of the parent block."""
 
     def insert(self, hashes: BlockHashes, number: int, block: Block, spared: bool) -> None:
-        """Add a sealed block that is in use. The block before must be in the index."""
-        assert number == 0 or hashes.parent(number) in self._blocks
         super().insert(hashes, number, block, spared)
         insort(self._children.setdefault(hashes.parent(number), []), hashes.tokens[number])
 
@@ -251,16 +262,14 @@ class PrefixIndex(BlockIndex):
     def _spares(self) -> bool:
         return self._cached[True] <= self._cached[False]
 
-    def invalidate(self, block: Block | None) -> list[Block]:
-        """Remove a block with doubtful contents and all its descendants. Return the cached ones."""
-        following = [block] if block is not None and block.prefix is not None else []
+    def _following(self, hashes: BlockHashes, number: int) -> list[Block]:
+        digests = hashes.digests[number : number + 1]
+        following = [self._blocks[digest] for digest in digests if digest in self._blocks]
         for parent in following:
             digest = parent.found_by.digest
             for tokens in self._children.get(digest, ()):
                 following.append(self._blocks[sha256(digest + tokens).digest()])
-        for gone in reversed(following):
-            self._remove(gone, evicted=False)
-        return [gone for gone in following if gone.state is BlockState.CACHED]
+        return following
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:
         """Return two things: the number of a prompt's leading cached tokens, and the reason that no
@@ -436,8 +445,9 @@ class PrefixCache:
         """Detach a closing sequence from its blocks. If other sequences may not share the blocks
         that this one wrote, remove these blocks from the index. ``others`` are the open sequences
         by their ids."""
-        if not own.sequence.keeps_prefix:
-            for block in self.index.invalidate(own.own_block):
+        sequence = own.sequence
+        if not sequence.keeps_prefix and sequence.first_own is not None:
+            for block in self.index.invalidate(sequence.block_hashes, sequence.first_own):
                 self._pool.free(block)
             for owner in self._pending:
                 waited_for = others[owner.seq_id]

@@ -23,6 +23,8 @@ class Prefix:
 
     digest: bytes
     parent: bytes
+    before: "Prefix | None"
+    """The key of the block before this one, even after that block was evicted."""
     tokens: bytes
     number: int
     """The number of blocks before this one in its sequences."""

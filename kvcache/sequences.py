@@ -52,6 +52,8 @@ class CachedSequence:
     progress: Progress = field(default_factory=Progress)
     keeps_prefix: bool = True
     """True if other sequences may share what this sequence writes."""
+    first_own: int | None = None
+    """The number of the first block that this sequence computed itself, or None."""
     pending_block: int | None = None
     """The index of the last block that this sequence waits for another sequence to compute."""
     steps: deque[tuple[int, int]] = field(default_factory=deque)
@@ -74,6 +76,8 @@ class CachedSequence:
         assert self.steps, "committed tokens were never scheduled"
         scheduled, epoch = self.steps.popleft()
         assert end == scheduled, "committed tokens were never scheduled"
+        if self.first_own is None:
+            self.first_own = self.progress.computed // self.block_hashes.tokens_per_block
         self.progress.computed = end
         return epoch
 
@@ -117,12 +121,6 @@ class SequenceBlocks:
         """The number of leading blocks that other sequences wrote and this sequence shares."""
         runs = takewhile(lambda run: not run.writable, self.table.runs)
         return self.table.first + sum(run.count for run in runs)
-
-    @property
-    def own_block(self) -> Block | None:
-        """The first of the sequence's blocks that it wrote itself, or None."""
-        own = next((run for run in self.table.runs if run.writable), None)
-        return None if own is None else self.table.at(own.block)
 
 
 @dataclass(slots=True)

@@ -134,10 +134,11 @@ def test_a_block_that_was_computed_again_takes_the_place_of_its_idle_equal() -> 
 
 def test_what_is_in_doubt_is_forgotten_with_all_that_follows() -> None:
     cache = Cache()
-    first, second = cache.keep(hashes_of([1] * 8))
+    hashes = hashes_of([1] * 8)
+    second = cache.keep(hashes)[1]
     third = cache.keep(hashes_of([1] * 4 + [2] * 4), idle=False)[1]
-    assert cache.index.invalidate(second) == [second]
-    assert cache.index.invalidate(first) == []
+    assert cache.index.invalidate(hashes, 1) == [second]
+    assert cache.index.invalidate(hashes, 0) == []
     assert third.prefix is None
     assert len(cache.index) == 0
     cache.index.check_invariants()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvcache import evictor
 from kvcache.backends.backend import Releases
 from kvcache.block_hashes import PrefixSalt
 from kvcache.budget import CacheLimits
@@ -229,7 +230,7 @@ def test_a_window_of_which_any_block_is_missing_is_not_found() -> None:
     assert stage.kv.explain(seq_id) == (0, MissReason.WINDOW_EVICTED)
 
 
-def test_a_miss_has_a_reason() -> None:
+def test_a_miss_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
     stage.live(PROMPT)
     seq_id = opened(stage, [*PROMPT, 7])
@@ -239,8 +240,8 @@ def test_a_miss_has_a_reason() -> None:
     assert stage.kv.explain(other) == (32, MissReason.NEVER_CACHED)
     stage.kv.close(other)
     stage.done()
-    failed = opened(stage, [7])
-    stage.kv.close(failed, keep_prefix=False)
+    monkeypatch.setattr(evictor, "REMEMBERED_EVICTIONS", 0)
+    stage.evict(10)
     assert stage.kv.explain(opened(stage, [*PROMPT, 7])) == (0, MissReason.NO_WINDOW)
 
 
@@ -345,14 +346,29 @@ def test_fault_04_what_the_system_refuses_after_a_jump_leaves_all_as_it_was(
     stage.compute(second, ids)
 
 
-def test_a_failed_sequence_leaves_no_window_to_go_on_from() -> None:
-    stage = Stage()
-    stage.live(PROMPT[:48])
-    failed = opened(stage)
+@pytest.mark.parametrize("layers", [(WINDOWED,), (FULL, WINDOWED)])
+def test_a_failed_sequence_leaves_no_window_to_go_on_from_and_takes_no_other(
+    layers: tuple[KVSpec, ...],
+) -> None:
+    stage = Stage(layers)
+    system = {"system": 48}
+    stage.live(PROMPT[:48], **system)
+    stage.live(PROMPT, salt=b"other")
+    beside = PROMPT[:100] + [8] * 60
+    assert stage.live(beside, **system) == 48
+    failed, running = (opened(stage, ids, **system) for ids in (PROMPT, [*PROMPT, 7]))
     stage.compute(failed, PROMPT)
+    assert stage.kv.attach_cached(running) == 160
+    longer = [*PROMPT, 7, *PROMPT]
+    stage.compute(running, longer)
+    while full_group(stage.kv, len(layers) - 1).cheapest() == 0:
+        stage.evict(1)
     stage.kv.close(failed, keep_prefix=False)
+    stage.kv.close(running)
     stage.done()
-    assert stage.live([*PROMPT, 7]) == 0
+    assert stage.live(longer, **system) == 48, "nothing of it, and nothing that followed it"
+    assert stage.live([*beside, 7]) == 160
+    assert stage.live([*PROMPT, 7], salt=b"other") == 160
 
 
 def test_blocks_that_a_running_sequence_shares_are_not_promised_to_another() -> None:
