@@ -256,16 +256,18 @@ class KVLayout:
         return self.bytes_of([group.most_blocks(tokens, step_tokens) for group in self.groups])
 
     def tokens_within(self, budget_bytes: int, step_tokens: int) -> int:
-        """Return the number of tokens that fit into the whole heaps of a budget. Windows limit it
-        only where one of them does not fit."""
-        counts = zip(self.heap_blocks_within(budget_bytes), self.groups, strict=True)
-        tokens = self.max_tokens
-        blocks = [
-            n
-            for n, group in counts
-            if n < group.most_blocks(tokens, step_tokens) or not group.window
+        """Return the number of tokens that fit into the whole heaps of a budget."""
+        return self.tokens_in(self.heap_blocks_within(budget_bytes), step_tokens)
+
+    def tokens_in(self, blocks: Sequence[int], step_tokens: int) -> int:
+        """Return the number of tokens that fit into a number of blocks of each group. Windows limit
+        it only where one of them does not fit."""
+        limiting = [
+            count
+            for count, group in zip(blocks, self.groups, strict=True)
+            if not group.window or count < group.most_blocks(self.max_tokens, step_tokens)
         ]
-        return min(blocks) * self.tokens_per_block if blocks else tokens
+        return min(limiting) * self.tokens_per_block if limiting else self.max_tokens
 
     def heap_blocks_within(self, budget_bytes: int) -> list[int]:
         """Return the number of blocks of each group in the whole heaps that fit into a budget."""

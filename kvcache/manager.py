@@ -318,7 +318,10 @@ class KVCacheManager:
         return max(backend.command_buffers for backend in self._backends)
 
     def stats(self) -> KVStats:
-        return total([group.stats() for group in self._groups])
+        parts = [group.stats() for group in self._groups]
+        blocks = [part.capacity_bytes // part.block_bytes for part in parts if part.block_bytes]
+        tokens = self._layout.tokens_in(blocks, self._limits.max_step_tokens)
+        return total(parts, tokens)
 
     def memory_map(self) -> KVMap:
         kv_map = KVMap()

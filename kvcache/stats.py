@@ -92,6 +92,11 @@ class KVStats:
     num_sequences: int = 0
     block_bytes: int = 0
     block_tokens: int = 0
+    capacity_tokens: int = 0
+    """The number of tokens that fit, of which some are used or cached. Blocks count in whole. It is
+    0 in the statistics of one group of layers."""
+    used_tokens: int = 0
+    cached_tokens: int = 0
     shared_saved_bytes: int = 0
     """Bytes of further blocks that open sequences would need if they shared none."""
     evicted_blocks: int = 0
@@ -111,15 +116,18 @@ class KVStats:
         return asdict(self) | {"slots": asdict(self.slots) | {"cached": dict(self.slots.cached)}}
 
 
-def total(groups: Sequence[KVStats]) -> KVStats:
+def total(groups: Sequence[KVStats], capacity_tokens: int) -> KVStats:
     """Add up the statistics of all groups of layers, except counts that are equal in all groups
-    that have them."""
-    if len(groups) == 1:
-        return groups[0]
+    that have them. Tokens are used and cached as in the first group, which has no window if any
+    group has none."""
     equal = {"num_sequences", "block_tokens"}
     columns = {
         name: [getattr(group, name) for group in groups] for name in KVStats.__dataclass_fields__
     }
     slots = max(columns.pop("slots"), key=lambda slots: slots.slots)
     sums = {name: (max if name in equal else sum)(column) for name, column in columns.items()}
+    first = groups[0]
+    for name in ("capacity", "used", "cached"):
+        share = getattr(first, f"{name}_bytes")
+        sums[f"{name}_tokens"] = capacity_tokens * share // first.capacity_bytes
     return KVStats(**sums, slots=slots)

@@ -63,7 +63,7 @@ class VllmCollector(Collector):
 
     def _pool(self, kv: KVStats) -> Iterator[Metric]:
         """Yield the metrics of the KV cache. As in vLLM, cached blocks count as free."""
-        used, blocks = kv.used_bytes / kv.capacity_bytes, kv.capacity_bytes // kv.block_bytes
+        used, blocks = kv.used_tokens / kv.capacity_tokens, kv.capacity_tokens // kv.block_tokens
         for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
             yield gauges(f"vllm:{name}", LABELS, self._one(used))
         sizes = (*self._labels, str(kv.block_tokens), str(blocks))

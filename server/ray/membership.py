@@ -128,8 +128,9 @@ class Membership:
             stats = EngineStats() if report is None else report.stats
             blocks: tuple[int, ...] = (0, 0, 0)
             if (kv := stats.kv) is not None:
-                sizes = kv.free_bytes, kv.cached_bytes, kv.capacity_bytes
-                blocks = tuple(size // kv.block_bytes for size in sizes)
+                free = kv.capacity_tokens - kv.used_tokens - kv.cached_tokens
+                tokens = free, kv.cached_tokens, kv.capacity_tokens
+                blocks = tuple(count // kv.block_tokens for count in tokens)
             state = "silent" if name in silent else "up"
             rows.append(
                 {

@@ -64,9 +64,9 @@ def _add_gateway_routes(router: APIRouter, service: Service) -> None:
         }
         if (kv := stats.kv) is not None:
             load |= {
-                "num_used_tokens": kv.used_bytes // kv.block_bytes * kv.block_tokens,
-                "max_total_num_tokens": kv.capacity_bytes // kv.block_bytes * kv.block_tokens,
-                "token_usage": kv.used_bytes / kv.capacity_bytes,
+                "num_used_tokens": kv.used_tokens,
+                "max_total_num_tokens": kv.capacity_tokens,
+                "token_usage": kv.used_tokens / kv.capacity_tokens,
             }
         return {"dp_rank_count": 1, "loads": [load]}
 

@@ -1,5 +1,6 @@
 """A cache whose layers keep rows of two shapes: a sequence has as much in each group."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from kvcache.backends.backend import PageBackend
 from kvcache.backends.choice import KVBackend
 from kvcache.backends.new import new_backends
 from kvcache.backends.posix import system_heap_limit, system_mapping_limit
-from kvcache.layout import paged_layout
+from kvcache.budget import CacheLimits, CacheRequest, MemoryDemand, fit
+from kvcache.config import CacheSettings
+from kvcache.layout import KVFormat, KVShape, KVSpec, paged_layout
 from kvcache.manager import KVCacheManager
 from tests.kvcache.managers import (
+    BLOCK,
     TOKENS,
     complete_steps,
     full_group,
@@ -90,6 +94,42 @@ def test_the_figures_are_those_of_all_groups() -> None:
     assert stats.committed_bytes == sum(memory.committed_bytes() for memory in memories)
     maps = kv.memory_map().groups
     assert [each.geometry["block_bytes"] for each in maps] == [g.block_bytes for g in LAYOUT.groups]
+
+
+SPEC = KVSpec(1, 64, KVFormat.FLOAT32)
+SHORT, LONG = replace(SPEC, window=24), replace(SPEC, window=300)
+
+
+@pytest.mark.parametrize(
+    ("layers", "budget_blocks", "tokens"),
+    [
+        ((SPEC,), 100, (1600, 112, 96)),
+        ((SPEC, replace(SPEC, head_dim=128)), 300, (1600, 112, 96)),
+        ((SPEC, SHORT), 130, (1536, 112, 96)),
+        ((SPEC, SPEC, SHORT, LONG), 253, (1408, 112, 96)),
+        ((SPEC, LONG), 40, (320, 112, 96)),
+        # Windows alone fit, for a whole context: in use are 5 blocks of 33, then 6 are cached.
+        ((SHORT,), 100, (640, 640 * 5 // 33, 640 * 6 // 33)),
+    ],
+)
+def test_as_many_tokens_fit_as_were_planned_and_a_share_of_them_is_used(
+    layers: tuple[KVSpec, ...], budget_blocks: int, tokens: tuple[int, int, int]
+) -> None:
+    settings = CacheSettings(kv_budget_bytes=budget_blocks * BLOCK, heap_bytes=BLOCK)
+    request = CacheRequest(KVBackend.POSIX, settings, 4, None, 32)
+    demand = MemoryDemand(1 << 30, 1 << 30, 0, 0, 0, 0)
+    plan = fit(demand, request, KVShape(layers), model_max_len=640, system_page_bytes=4096)
+    memories = [StrictMemory(group) for group in plan.layout.groups]
+    limits = CacheLimits(plan.kv_budget_bytes, 4, 8, settings, 32)
+    kv = KVCacheManager(plan.layout, [*memories], limits, identity=b"test")
+    assert join(kv, 1, IDS)
+    for start in range(0, 96, 32):
+        kv.step_completed(grow(kv, 1, start, 32, IDS))
+    busy = kv.stats()
+    kv.close(1)
+    settle(kv, memories)
+    assert (busy.capacity_tokens, busy.used_tokens, kv.stats().cached_tokens) == tokens
+    assert plan.kv_tokens == tokens[0]
 
 
 def test_the_group_that_has_least_says_how_far_a_prefix_goes() -> None:

@@ -38,8 +38,7 @@ def samples(engine: Engine) -> Samples:
     """After some work, with a different number for everything."""
     kv = engine.client.stats.kv
     assert kv is not None
-    size = kv.block_bytes
-    kv = replace(kv, capacity_bytes=100 * size, free_bytes=50 * size, cached_bytes=20 * size)
+    kv = replace(kv, capacity_tokens=1600, used_tokens=480, cached_tokens=320)
     meter = StepMeter()
     meter.left_queue(0.7)
     stats = EngineStats(

@@ -1,7 +1,7 @@
 """Who the replicas are."""
 
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
@@ -66,13 +66,6 @@ def test_of_an_engine_that_is_gone_its_counters_are_left() -> None:
 LIMITS = EngineLimits(100, 4, 10)
 
 
-def pool(block_bytes: int, free: int, cached: int, total: int) -> KVStats:
-    figures = {field.name: 0 for field in fields(KVStats) if field.name != "slots"}
-    sizes = {"free": free, "cached": cached, "capacity": total}
-    figures |= {f"{name}_bytes": blocks * block_bytes for name, blocks in sizes.items()}
-    return KVStats(**figures | {"block_bytes": block_bytes})  # type: ignore[arg-type]
-
-
 def test_each_replica_is_as_it_said_last_and_whether_it_answers() -> None:
     now = 100.0
     members = Membership(silence_s=5.0, clock=lambda: now)
@@ -82,7 +75,7 @@ def test_each_replica_is_as_it_said_last_and_whether_it_answers() -> None:
         submitted_prompt_tokens=50,
         cached_prompt_tokens=40,
         generated_tokens=7,
-        kv=pool(4096, free=3, cached=5, total=16),
+        kv=KVStats(block_tokens=16, capacity_tokens=256, used_tokens=128, cached_tokens=80),
     )
     report = ReplicaReport("b", "there", LIMITS, stats, 8, 0.0, 0)
     members.hear(replace(report, name="c", host="here", stats=EngineStats()))
