@@ -8,6 +8,7 @@ from typing import Any
 from engine.step.sequence import Sequence
 from engine.types import EngineStats, MissReason
 from kvcache.inspector import KVMap as KVMap
+from kvcache.inspector import MappedSequence
 
 # A memory map lists at most this many running sequences, and at most this many waiting sequences.
 MAX_SHOWN_SEQUENCES = 256
@@ -27,12 +28,15 @@ class MemoryMap:
 
     def as_json(self) -> dict[str, Any]:
         stats, pool = self.stats, self.stats.kv
-        parts = chain.from_iterable(group.sequences for group in self.kv.groups)
-        # Of a sequence's parts in all groups of layers, the one with the most blocks is shown: the
-        # first of equal ones, which is no window's.
-        by_blocks = sorted(parts, key=lambda part: part.mapped_blocks, reverse=True)
-        mapped = {part.seq_id: part for part in reversed(by_blocks)}
-        blocks = ("mapped_blocks", "sealed_blocks", "borrowed_blocks")
+        groups = [{part.seq_id: part for part in group.sequences} for group in self.kv.groups]
+
+        def blocks(seq_id: int) -> dict[str, Any]:
+            """Return the blocks in the first group of layers, and in the others. A waiting sequence
+            has none."""
+            unmapped = MappedSequence(seq_id)
+            first, *others = [parts.get(seq_id, unmapped).as_json() for parts in groups]
+            return first | {"other_groups": others}
+
         return self.kv.as_json() | {
             "pool": pool and pool.as_json(),
             "shared_saved_bytes": 0 if pool is None else pool.shared_saved_bytes,
@@ -43,10 +47,8 @@ class MemoryMap:
                 reason.value: {"count": stats.prefix_misses[reason], "message": reason.message}
                 for reason in MissReason
             },
-            # The numbers of blocks are 0 for a waiting sequence.
             "sequences": [
-                report | {name: getattr(mapped.get(report["id"]), name, 0) for name in blocks}
-                for report in chain(self.running, self.waiting)
+                report | blocks(report["id"]) for report in chain(self.running, self.waiting)
             ],
         }
 

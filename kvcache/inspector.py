@@ -25,14 +25,22 @@ class MappedSequence(NamedTuple):
     """An open sequence and its blocks."""
 
     seq_id: int
-    runs: tuple[tuple[int, int], ...]
+    runs: tuple[tuple[int, int], ...] = ()
     """``(first block, number of blocks)`` of adjacent blocks in token order. Blocks whose mapping
     is queued are included."""
-    mapped_blocks: int
-    """The number of blocks up to the last mapped one. Those before ``runs`` are behind a window."""
-    sealed_blocks: int
-    borrowed_blocks: int
+    first_block: int = 0
+    """The number of empty places before the first of these blocks: a window has left them."""
+    sealed_blocks: int = 0
+    borrowed_blocks: int = 0
     """The number of leading blocks that other sequences wrote and this sequence shares."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "first_block": self.first_block,
+            "mapped_blocks": sum(count for _, count in self.runs),
+            "sealed_blocks": self.sealed_blocks,
+            "borrowed_blocks": self.borrowed_blocks,
+        }
 
 
 class SealedSlot(NamedTuple):
@@ -115,6 +123,7 @@ def map_blocks(group: Group, pool: HeapPool, sequences: Iterable[SequenceBlocks]
             "blocks_per_heap": size,
             "page_bytes": group.page_bytes,
             "regions": len(group.regions),
+            "window": group.window,
             "max_heaps": max(len(pool.heaps), -(-pool.capacity_blocks // size)),
         },
         heaps=tuple("".join(map(letter_of, heap.blocks)) for heap in pool.heaps),
@@ -123,8 +132,8 @@ def map_blocks(group: Group, pool: HeapPool, sequences: Iterable[SequenceBlocks]
             MappedSequence(
                 own.sequence.seq_id,
                 tuple((r.heap * size + r.heap_block, r.count) for r in own.buffer.table.runs),
-                own.table.end,
-                own.sealed_blocks,
+                own.table.first,
+                own.sealed_blocks - own.table.first,
                 own.shared_blocks,
             )
             for own in sequences

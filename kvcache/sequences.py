@@ -118,9 +118,9 @@ class SequenceBlocks:
 
     @property
     def shared_blocks(self) -> int:
-        """The number of leading blocks that other sequences wrote and this sequence shares."""
+        """The number of leading blocks in the table that other sequences wrote."""
         runs = takewhile(lambda run: not run.writable, self.table.runs)
-        return self.table.first + sum(run.count for run in runs)
+        return sum(run.count for run in runs)
 
 
 @dataclass(slots=True)

@@ -370,7 +370,8 @@ def _check_sequence(size: int, own: SequenceBlocks) -> None:
     mapped = own.buffer.mapped_blocks * size
     assert own.table.first <= max(0, sealed_blocks - 1), "no block before the next one is left"
     assert sealed_blocks * size <= progress.computed <= progress.scheduled <= mapped
-    assert own.shared_blocks <= sealed_blocks, "a block of others may still be written"
+    shared_end = own.table.first + own.shared_blocks
+    assert shared_end <= sealed_blocks, "a block of others may still be written"
     for number, block in enumerate(own.blocks, own.table.first):
         expected = BlockState.SEALED if number < sealed_blocks else BlockState.OWNED
         assert block.state is expected, f"{own.sequence.seq_id}: block {number}"

@@ -117,6 +117,7 @@ function show() {
   updateMap(newest.map);
   showHeaps(newest.map);
   showSequences(newest.map);
+  showWindows(newest.map);
   showSlots(newest.map);
   curves.draw();
   at("requests-empty").hidden = newest.requests.length > 0;
@@ -139,12 +140,13 @@ function showPool({ pool, shared_saved_bytes: saved }) {
   setText(at("pool-sum"), parts.join(" · "));
 }
 
-function showHeaps({ geometry, heaps }) {
+function showHeaps({ geometry, heaps, other_groups: others }) {
   const parts = [
     `${heaps.length} of ${count(geometry.max_heaps, "heap")}`,
     `${count(geometry.blocks_per_heap, "block")} each`,
     `${geometry.tokens_per_block} tokens, ${bytes(geometry.block_bytes)} a block`,
   ];
+  if (others.some((group) => group.geometry.window)) parts.push(`the first of ${others.length + 1} groups of layers`);
   setText(at("map-sum"), parts.join(" · "));
   const idle = heaps.filter((heap) => IDLE_HEAP.test(heap)).length;
   at("map-idle").hidden = heaps.length > 0 && idle === 0;
@@ -169,33 +171,68 @@ function makeColoured(number, className, track, facts) {
 at("sequences").addEventListener("pointerover", ({ target }) => highlight(Number(target.closest("li")?.dataset.id)));
 at("sequences").addEventListener("pointerleave", () => highlight(null));
 
-function showSequences({ sequences, running, waiting, geometry }) {
+function showSequences({ sequences, running, waiting, geometry, other_groups: others }) {
   const shown = sequences.slice(0, LISTED);
   const longest = Math.max(1, ...shown.map((sequence) => sequence.most_tokens));
-  setList(at("sequences"), shown, (sequence) => makeSequence(sequence, longest, geometry.tokens_per_block));
+  const windows = others.map((group) => group.geometry.window);
+  setList(at("sequences"), shown, (sequence) => makeSequence(sequence, longest, geometry.tokens_per_block, windows));
   at("sequences-empty").hidden = shown.length > 0;
   const total = running + waiting;
   const more = total > shown.length ? ` · the first ${shown.length} shown` : "";
   setText(at("sequences-sum"), total ? `${running} running · ${waiting} waiting${more}` : "");
 }
 
-function makeSequence(sequence, longest, blockTokens) {
+// Makes a row with the sequence's blocks. windows are the windows of the other groups of layers, in tokens, 0 for none:
+// below, each has a bar of its own. The first group has no window if any group has none.
+function makeSequence(sequence, longest, blockTokens, windows) {
   const { id, most_tokens: most, computed_tokens: computed, borrowed_blocks: borrowed, preemptions } = sequence;
-  const mapped = sequence.mapped_blocks * blockTokens;
   const waits = sequence.status === "waiting";
-  const track = make("span", "track");
+  const facts = waits
+    ? [`waits with ${count(sequence.tokens, "token")}`]
+    : [`${decimal(computed)} computed`, ...mappedFacts(sequence, blockTokens), `limit ${decimal(most)}`];
+  if (borrowed) facts.push(`${count(borrowed, "block")} shared`);
+  if (preemptions) facts.push(`preempted ${count(preemptions, "time")}`);
+  const makeBar = (blocks) => makeTrack(blocks, sequence, longest, blockTokens);
+  const row = makeColoured(id, waits ? "waits" : "", makeBar(sequence), facts);
+  for (const [number, window] of waits ? [] : windows.entries()) {
+    if (!window) continue;
+    const blocks = sequence.other_groups[number];
+    const known = [...mappedFacts(blocks, blockTokens), `window ${decimal(window)}`];
+    row.append(makeBar(blocks), make("span", "facts", known.join(" · ")));
+  }
+  return row;
+}
+
+function mappedFacts({ first_block: first, mapped_blocks: mapped }, blockTokens) {
+  const facts = [`${decimal(mapped * blockTokens)} mapped`];
+  return first ? [`${decimal(first * blockTokens)} let go`, ...facts] : facts;
+}
+
+// Makes the bar of a sequence's addresses. Those before a window's first block are empty again.
+function makeTrack(blocks, { most_tokens: most, computed_tokens: computed }, longest, blockTokens) {
+  const { first_block: first, mapped_blocks: mapped, borrowed_blocks: borrowed } = blocks;
+  const begin = first * blockTokens;
+  const track = make("span", { className: "track", ariaHidden: "true" });
   track.style.width = percent(most, longest);
-  for (const [name, tokens] of [["mapped", mapped], ["computed", computed], ["borrowed", borrowed * blockTokens]]) {
+  const parts = [["mapped", mapped * blockTokens], ["computed", computed - begin], ["borrowed", borrowed * blockTokens]];
+  for (const [name, tokens] of parts) {
     const part = make("i", name);
+    part.style.left = percent(begin, most);
     part.style.width = percent(tokens, most);
     track.append(part);
   }
-  const facts = waits
-    ? [`waits with ${count(sequence.tokens, "token")}`]
-    : [`${decimal(computed)} computed`, `${decimal(mapped)} mapped`, `limit ${decimal(most)}`];
-  if (borrowed) facts.push(`${count(borrowed, "block")} shared`);
-  if (preemptions) facts.push(`preempted ${count(preemptions, "time")}`);
-  return makeColoured(id, waits ? "waits" : "", track, facts);
+  return track;
+}
+
+function showWindows({ geometry, heaps, other_groups: others }) {
+  const groups = [{ geometry, heaps }, ...others].filter((group) => group.geometry.window);
+  at("windows").hidden = groups.length === 0;
+  const facts = groups.map(({ geometry: { window, regions, block_bytes: size, max_heaps: most }, heaps: made }) => [
+    `${count(regions / 2, "layer")} with a window of ${count(window, "token")}`,
+    `${made.length} of ${count(most, "heap")}`,
+    `${bytes(size)} a block`,
+  ]);
+  setList(at("windows-exact"), facts, (parts) => make("li", {}, parts.join(" · ")));
 }
 
 // Shows the state slots of recurrent layers: a slot has the states of one sequence at one position.

@@ -166,13 +166,16 @@ async def test_who_looks_while_the_engine_ends_is_told() -> None:
     assert client.stop(WAIT_S)
 
 
-def test_a_sequence_is_shown_as_layers_without_a_window_have_it() -> None:
-    full, window = (((0, 5),), 5, 5, 3), (((8, 2),), 5, 5, 0)
-    kv_map = KVMap(
-        [GroupMap({}, (), array("H"), (MappedSequence(1, *own),)) for own in (full, window)]
-    )
-    report = {"id": 1}
-    told = MemoryMap(EngineStats(), kv_map, (report,), ()).as_json()
-    assert told["sequences"] == [
-        report | {"mapped_blocks": 5, "sealed_blocks": 5, "borrowed_blocks": 3}
+def test_a_sequence_is_told_with_its_blocks_in_every_group_of_layers() -> None:
+    full, window = MappedSequence(1, ((0, 5),), 0, 5, 3), MappedSequence(1, ((8, 2), (3, 1)), 2, 3)
+    kv_map = KVMap([GroupMap({}, (), array("H"), (own,)) for own in (full, window)])
+    told = MemoryMap(EngineStats(), kv_map, ({"id": 1},), ({"id": 2},)).as_json()["sequences"]
+    names = ("first_block", "mapped_blocks", "sealed_blocks", "borrowed_blocks")
+
+    def blocks(*numbers: int) -> dict[str, int]:
+        return dict(zip(names, numbers, strict=True))
+
+    assert told == [
+        {"id": 1} | blocks(0, 5, 5, 3) | {"other_groups": [blocks(2, 3, 3, 0)]},
+        {"id": 2} | blocks(0, 0, 0, 0) | {"other_groups": [blocks(0, 0, 0, 0)]},
     ]

@@ -41,5 +41,3 @@ def _has_what_sequences_have(found: GroupMap) -> None:
         for offset in range(count)
     )
     assert [having[block] for block in range(len(found.sharers))] == found.sharers.tolist()
-    for sequence in found.sequences:
-        assert sequence.mapped_blocks == sum(count for _, count in sequence.runs)

@@ -27,6 +27,7 @@ def test_an_empty_pool_has_its_measures_and_no_blocks() -> None:
         "blocks_per_heap": HEAP_BLOCKS,
         "page_bytes": 4096,
         "regions": 2,
+        "window": 0,
         "max_heaps": 3,
     }
     assert not found.heaps
@@ -46,8 +47,7 @@ def test_a_sequence_is_told_with_its_blocks_and_those_of_others() -> None:
     # With the one that is mapped ahead.
     assert first.runs == ((0, 4),)
     # The last token is always computed: the block that it is in is not taken over.
-    assert (second.seq_id, second.borrowed_blocks, second.mapped_blocks) == (9, 2, 2)
-    assert second.runs == ((0, 2),)
+    assert (second.seq_id, second.borrowed_blocks, second.runs) == (9, 2, ((0, 2),))
     assert found.sharers[:3].tolist() == [2, 2, 1]
     assert found.heaps[0][:3] == "sss"
     map_adds_up(kv.memory_map(), kv.stats())
@@ -70,11 +70,6 @@ def test_a_map_stays_as_it_was_when_the_pool_goes_on() -> None:
     map_adds_up(before, figures)
 
 
-def sequence(number: int, *runs: tuple[int, int]) -> MappedSequence:
-    blocks = sum(count for _, count in runs)
-    return MappedSequence(number, runs, blocks, blocks, 0)
-
-
 def group_map(sharers: list[int], sequences: list[MappedSequence]) -> GroupMap:
     return GroupMap({"block_bytes": 4096}, (), array("H", sharers), tuple(sequences))
 
@@ -85,7 +80,7 @@ def test_every_state_has_its_letter() -> None:
 
 
 def test_a_block_belongs_to_the_first_that_has_it_and_is_marked_as_shared() -> None:
-    sequences = [sequence(70, (0, 2), (5, 3)), sequence(80, (0, 3), (6, 2))]
+    sequences = [MappedSequence(70, ((0, 2), (5, 3))), MappedSequence(80, ((0, 3), (6, 2)))]
     found = group_map([2, 2, 1, 0, 0, 1, 3, 3], sequences)
     assert expanded(found.owner_runs()) == [0, 0, 1, -1, -1, 0, 0, 0]
     assert found.sharer_runs() == [0, 2, 2, 4, 2, 3]
@@ -101,5 +96,7 @@ def test_a_map_of_100_000_blocks_in_pieces_of_eight_is_small_on_the_wire() -> No
     runs: list[list[tuple[int, int]]] = [[] for _ in range(256)]
     for first in range(0, len(sharers), 8):
         runs[first // 8 * 7 % 256].append((first, 8))
-    found = group_map(sharers, [sequence(10_000 + n, *mine) for n, mine in enumerate(runs)])
+    found = group_map(
+        sharers, [MappedSequence(n, tuple(mine)) for n, mine in enumerate(runs, 10_000)]
+    )
     assert 50_000 < len(json.dumps(found.as_json(), separators=(",", ":"))) < 200_000

@@ -479,6 +479,8 @@ def test_the_map_shows_where_a_window_begins() -> None:
     stage = Stage()
     seq_id = opened(stage, final=160)
     stage.compute(seq_id, PROMPT)
-    (shown,) = stage.kv.memory_map().groups[1].sequences
-    assert (shown.seq_id, shown.mapped_blocks, shown.sealed_blocks) == (seq_id, 10, 10)
+    group = stage.kv.memory_map().groups[1]
+    assert group.geometry["window"] == WINDOW
+    (shown,) = group.sequences
+    assert (shown.seq_id, shown.first_block, shown.sealed_blocks) == (seq_id, 8, 2)
     assert sum(count for _, count in shown.runs) == 2

@@ -1,5 +1,6 @@
 """The memory beside the chat."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -224,6 +225,43 @@ def states_are_shown_by_their_conversations(browser: Browser) -> None:
         expect(page.locator("#slots .tick.held")).to_have_count(1)
         page.locator("#slots-part").scroll_into_view_if_needed()
         shot(page, "states")
+
+
+def a_window_is_seen_to_move_on(browser: Browser) -> None:
+    with browser.page(browser.demo) as page:
+        expect(page.locator("#state")).to_have_text("Idle")
+        expect(page.locator("#windows")).to_be_hidden()
+        told = get(browser.demo, "/memory")
+        size = told["map"]["geometry"]["tokens_per_block"]
+        names = ("first_block", "mapped_blocks", "sealed_blocks", "borrowed_blocks")
+        full, window = (
+            dict(zip(names, numbers, strict=True)) for numbers in ((0, 41, 40, 4), (32, 9, 8, 0))
+        )
+        counts = {"computed_tokens": 40 * size + 1, "most_tokens": 64 * size, "preemptions": 0}
+        sequence = {"id": 3, "status": "running", **counts, **full, "other_groups": [window]}
+        waiting = {"id": 4, "status": "waiting", "tokens": 7, **counts, "other_groups": [window]}
+        geometry = told["map"]["geometry"] | {"window": 8 * size}
+        told["map"] |= {
+            "sequences": [sequence, waiting | dict.fromkeys(names, 0)],
+            "running": 1,
+            "waiting": 1,
+            "other_groups": [{"geometry": geometry, "heaps": ["s"]}],
+        }
+        page.route("**/memory", lambda route: route.fulfill(json=told))
+        facts = [
+            re.compile(f"^{40 * size + 1:,} computed · {41 * size:,} mapped · limit .* shared$"),
+            f"{32 * size:,} let go · {9 * size:,} mapped · window {8 * size:,}",
+            "waits with 7 tokens",
+        ]
+        expect(page.locator("#sequences .facts")).to_have_text(facts)
+        bars = [page.locator("#sequences .mapped").nth(number).bounding_box() for number in (0, 1)]
+        whole, moved = (box for box in bars if box is not None)
+        assert abs(moved["x"] - whole["x"] - whole["width"] * 32 / 41) < 2, bars
+        assert abs(moved["x"] + moved["width"] - whole["x"] - whole["width"]) < 2, bars
+        page.locator("#windows summary").click()
+        expect(page.locator("#windows-exact")).to_contain_text(f"window of {8 * size:,} tokens")
+        page.locator("#windows").scroll_into_view_if_needed()
+        shot(page, "windows")
 
 
 def a_server_that_is_gone_or_stuck_is_said_to_be(browser: Browser) -> None:
