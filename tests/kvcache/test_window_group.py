@@ -13,12 +13,12 @@ from kvcache.block_hashes import PrefixSalt
 from kvcache.budget import CacheLimits
 from kvcache.config import CacheSettings
 from kvcache.groups.base import evict_cheapest
-from kvcache.layout import KVFormat, KVLayout, KVShape, KVSpec, paged_layout
+from kvcache.groups.full import FullGroup
+from kvcache.layout import KVFormat, KVShape, KVSpec, paged_layout
 from kvcache.manager import KVCacheManager
-from kvcache.sequences import PromptBoundaries
 from kvcache.slots import SLOTS_PER_SEQUENCE
 from kvcache.stats import MissReason
-from tests.kvcache.managers import TOKENS, full_group
+from tests.kvcache.managers import TOKENS, full_group, join
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import STATES, StrictStates
@@ -29,18 +29,7 @@ WINDOWED = replace(FULL, window=WINDOW)
 # On a GPU, mappings change while no step runs.
 POINTS = {"maps_while_running": False, "releases": Releases.NOTHING}
 PROMPT = list(range(1000, 1000 + 10 * TOKENS))
-
-
-def layout_of(*layers: KVSpec, max_tokens: int = 640) -> KVLayout:
-    shape = KVShape(layers)
-    heap_bytes = 4 * TOKENS * shape.bytes_per_token
-    return paged_layout(
-        shape,
-        max_tokens=max_tokens,
-        heap_bytes=heap_bytes,
-        system_page_bytes=4096,
-        page_bytes=4096,
-    )
+OTHER = PrefixSalt(b"other")
 
 
 @dataclass
@@ -59,41 +48,35 @@ class Stage:
     newest: int = 0
 
     def __post_init__(self) -> None:
-        layout = layout_of(*self.layers)
+        shape = KVShape(self.layers, STATES if self.num_slots else ())
+        heap_bytes = 4 * TOKENS * shape.bytes_per_token
+        layout = paged_layout(
+            shape, max_tokens=640, heap_bytes=heap_bytes, system_page_bytes=4096, page_bytes=4096
+        )
         self.memories = [
             StrictMemory(group, holds_contents=True, **self.memory) for group in layout.groups
         ]
-        if self.num_slots:
-            layout = replace(layout, shape=replace(layout.shape, states=STATES))
-        self.kv = KVCacheManager(
-            layout,
-            [*self.memories],
-            CacheLimits(
-                self.heaps * layout.heap_bytes,
-                8,
-                16,
-                CacheSettings(free_slack_bytes=0, prefix_cache=self.shares_prefixes),
-                self.chunk,
-            ),
-            identity=b"test",
-            states=StrictStates(self.num_slots) if self.num_slots else None,
-        )
+        settings = CacheSettings(free_slack_bytes=0, prefix_cache=self.shares_prefixes)
+        limits = CacheLimits(self.heaps * heap_bytes, 8, 16, settings, self.chunk)
+        states = StrictStates(self.num_slots) if self.num_slots else None
+        memories = [*self.memories]
+        self.kv = KVCacheManager(layout, memories, limits, identity=b"test", states=states)
 
     @property
     def windows(self) -> StrictMemory:
         return self.memories[-1]
 
-    def open(
-        self, ids: Sequence[int], *, salt: bytes = b"", system: int = 0, final: int = 640
-    ) -> int | None:
+    @property
+    def group(self) -> FullGroup:
+        """The group of layers with the windows."""
+        return full_group(self.kv, len(self.memories) - 1)
+
+    def open(self, ids: Sequence[int], *, final: int = 640, **where: Any) -> int | None:
         """Opens a sequence; its number, or None."""
         self.newest += 1
-        hashes = self.kv.block_hashes(PrefixSalt(salt))
-        hashes.extend(ids, 0)
-        ends = PromptBoundaries(system)
-        opened = self.kv.open(self.newest, hashes, len(ids), final_tokens=final, boundaries=ends)
+        is_open = join(self.kv, self.newest, ids, final=final, **where)
         self.kv.check_invariants()
-        return None if opened is None else self.newest
+        return self.newest if is_open else None
 
     def step(self, seq_id: int, ids: Sequence[int], end: int) -> None:
         """A step that computes a sequence's tokens up to ``end``."""
@@ -127,8 +110,7 @@ class Stage:
 
     def live(self, ids: Sequence[int], **where: Any) -> int:
         """A whole life: how many of its tokens came from the cache."""
-        seq_id = self.open(ids, **where)
-        assert seq_id is not None
+        seq_id = opened(self, ids, **where)
         found = self.kv.attach_cached(seq_id)
         self.compute(seq_id, ids)
         self.kv.close(seq_id)
@@ -137,14 +119,14 @@ class Stage:
 
     def places(self, seq_id: int) -> list[int]:
         """The places of a sequence's mapped blocks in the windows, but for those without tokens."""
-        own = full_group(self.kv, len(self.memories) - 1)._open[seq_id]
+        own = self.group._open[seq_id]
         end = -(-own.sequence.next_start // TOKENS)
         mapped = {place for buffer, place in self.windows.mapped if buffer == own.buffer.number}
         return sorted(place for place in mapped if place < end)
 
     def evict(self, blocks: int) -> None:
         """Evicts some blocks of windows."""
-        assert full_group(self.kv, len(self.memories) - 1).prefixes.evict(blocks) == blocks
+        assert self.group.prefixes.evict(blocks) == blocks
 
 
 def opened(stage: Stage, ids: Sequence[int] = PROMPT, **where: Any) -> int:
@@ -156,14 +138,8 @@ def opened(stage: Stage, ids: Sequence[int] = PROMPT, **where: Any) -> int:
 @pytest.mark.parametrize(
     ("window", "tokens", "places"),
     [
-        (24, 32, [0, 1]),
-        (24, 39, [0, 1, 2]),
-        (24, 48, [1, 2]),
-        (24, 160, [8, 9]),
-        (33, 48, [1, 2]),
-        (34, 48, [0, 1, 2]),
-        (1, 47, [1, 2]),
-        (1, 48, [2]),
+        *((24, 32, [0, 1]), (24, 39, [0, 1, 2]), (24, 48, [1, 2]), (24, 160, [8, 9])),
+        *((33, 48, [1, 2]), (34, 48, [0, 1, 2]), (1, 47, [1, 2]), (1, 48, [2])),
     ],
 )
 def test_blocks_that_no_later_token_sees_are_unmapped(
@@ -193,41 +169,28 @@ def test_a_block_stays_while_a_step_that_sees_it_runs() -> None:
     assert not stage.kv.recovering
 
 
-def test_the_next_turn_maps_the_last_window_alone() -> None:
-    stage = Stage()
+def test_the_next_turn_maps_the_last_window_alone_even_if_a_chunk_was_longer() -> None:
+    stage = Stage(chunk=96)
     assert stage.live(PROMPT) == 0
     seq_id = opened(stage, PROMPT + PROMPT[:20])
     assert stage.kv.attach_cached(seq_id) == 160
     assert stage.places(seq_id) == [8, 9]
+    shown = stage.kv.memory_map().groups[1]
+    (mapped,) = shown.sequences
+    assert shown.geometry["window"] == WINDOW
+    assert (mapped.seq_id, mapped.first_block, mapped.sealed_blocks) == (seq_id, 8, 2)
     stage.compute(seq_id, PROMPT + PROMPT[:20])
 
 
 def test_the_middle_is_evicted_before_the_last_window_and_that_of_the_system_prompt() -> None:
     stage = Stage()
     stage.live(PROMPT, system=80)
-    stage.evict(5)
-    assert stage.live(PROMPT[:80] + [7] * 20) == 80
-    assert stage.live([*PROMPT, 7]) == 160
-
-
-def test_a_prompt_that_parts_in_the_middle_goes_on_there_unless_that_is_evicted() -> None:
-    stage = Stage()
-    stage.live(PROMPT)
-    assert stage.live(PROMPT[:100] + [7] * 20) == 96
-    while full_group(stage.kv, 1).cheapest() == 0:
+    assert stage.live(PROMPT[:120] + [7] * 20, system=80) == 112
+    while stage.group.cheapest() == 0:
         stage.evict(1)
     assert stage.live(PROMPT[:64] + [8] * 20) == 0
-
-
-def test_a_window_of_which_any_block_is_missing_is_not_found() -> None:
-    stage = Stage()
-    stage.live(PROMPT)
-    group = full_group(stage.kv, 1)
-    stage.evict(9)
-    assert len(group.prefixes.index) == 1, "half of the last window"
-    seq_id = opened(stage, [*PROMPT, 7])
-    assert stage.kv.attach_cached(seq_id) == 0
-    assert stage.kv.explain(seq_id) == (0, MissReason.WINDOW_EVICTED)
+    assert stage.live(PROMPT[:80] + [9] * 20) == 80
+    assert stage.live([*PROMPT, 7]) == 160
 
 
 def test_a_miss_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,13 +206,6 @@ def test_a_miss_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evictor, "REMEMBERED_EVICTIONS", 0)
     stage.evict(10)
     assert stage.kv.explain(opened(stage, [*PROMPT, 7])) == (0, MissReason.NO_WINDOW)
-
-
-def test_tenants_share_nothing_behind_a_window() -> None:
-    stage = Stage()
-    stage.live(PROMPT, salt=b"one")
-    assert stage.live(PROMPT + PROMPT, salt=b"other") == 0
-    assert stage.live(PROMPT + PROMPT, salt=b"one") == 160
 
 
 def test_without_a_prefix_cache_blocks_behind_the_window_are_free_at_once() -> None:
@@ -273,32 +229,26 @@ def test_a_prompt_takes_as_much_memory_as_its_window_and_a_chunk() -> None:
     for seq_id, n in ((first, 1), (second, 2)):
         stage.compute(seq_id, [n, *ids])
     assert stage.kv.max_tokens == 640
+    assert Stage((WINDOWED,), heaps=1).kv.max_tokens == 64, "a window and a chunk do not fit"
 
 
-def test_a_cache_that_is_smaller_than_a_window_and_a_chunk_limits_the_context() -> None:
-    stage = Stage((WINDOWED,), heaps=1, chunk=64)
-    assert stage.kv.max_tokens == 64
-
-
-def test_a_chunk_may_be_longer_than_the_window() -> None:
-    stage = Stage(chunk=96)
-    seq_id = opened(stage)
-    stage.compute(seq_id, PROMPT)
-    assert stage.places(seq_id) == [8, 9]
-
-
-def test_a_second_answer_takes_the_window_of_the_first_and_leaves_its_own() -> None:
+def test_others_take_the_window_of_a_prompt_and_leave_their_own() -> None:
     stage = Stage()
     stage.live(PROMPT[:48])
     ids = PROMPT[:155]
-    parent, child = opened(stage, ids), opened(stage, ids)
+    parent, child, other = (opened(stage, prompt) for prompt in (ids, ids, [*ids, 7]))
     assert stage.places(child) == [1, 2], "the end of the cached prefix"
+    stage.kv.add_pending_prefix(parent)
+    assert stage.kv.pending_owner(other) == parent
     stage.compute(parent, ids)
-    assert stage.kv.fork(parent, child) == 154
+    assert stage.kv.fork(parent, child) == 154, "a second answer"
+    assert stage.kv.attach_cached(other) == 144, "a prompt that waited"
     stage.done()
     assert stage.places(child) == [7, 8, 9]
+    assert stage.places(other) == [7, 8]
     assert [memory.copies for memory in stage.memories] == [1, 1]
     stage.compute(child, ids)
+    stage.compute(other, [*ids, 7])
 
 
 def test_a_parent_that_has_left_the_prompt_behind_has_no_window_for_a_child() -> None:
@@ -307,19 +257,6 @@ def test_a_parent_that_has_left_the_prompt_behind_has_no_window_for_a_child() ->
     stage.compute(parent, PROMPT + PROMPT)
     assert stage.kv.fork(parent, child) == 0
     assert not stage.kv.recovering
-
-
-def test_a_sequence_that_waited_goes_on_where_another_one_is() -> None:
-    stage = Stage()
-    stage.live(PROMPT[:48])
-    first, second = opened(stage), opened(stage, [*PROMPT, 7])
-    stage.kv.add_pending_prefix(first)
-    assert stage.kv.pending_owner(second) == first
-    stage.compute(first, PROMPT)
-    assert stage.kv.attach_cached(second) == 160
-    stage.done()
-    assert stage.places(second) == [8, 9]
-    stage.compute(second, [*PROMPT, 7])
 
 
 @pytest.mark.parametrize("fail_at", range(1, 10))
@@ -353,7 +290,7 @@ def test_a_failed_sequence_leaves_no_window_to_go_on_from_and_takes_no_other(
     stage = Stage(layers)
     system = {"system": 48}
     stage.live(PROMPT[:48], **system)
-    stage.live(PROMPT, salt=b"other")
+    assert stage.live(PROMPT, salt=OTHER) == 0, "clients share nothing"
     beside = PROMPT[:100] + [8] * 60
     assert stage.live(beside, **system) == 48
     failed, running = (opened(stage, ids, **system) for ids in (PROMPT, [*PROMPT, 7]))
@@ -361,14 +298,14 @@ def test_a_failed_sequence_leaves_no_window_to_go_on_from_and_takes_no_other(
     assert stage.kv.attach_cached(running) == 160
     longer = [*PROMPT, 7, *PROMPT]
     stage.compute(running, longer)
-    while full_group(stage.kv, len(layers) - 1).cheapest() == 0:
+    while stage.group.cheapest() == 0:
         stage.evict(1)
     stage.kv.close(failed, keep_prefix=False)
     stage.kv.close(running)
     stage.done()
     assert stage.live(longer, **system) == 48, "nothing of it, and nothing that followed it"
     assert stage.live([*beside, 7]) == 160
-    assert stage.live([*PROMPT, 7], salt=b"other") == 160
+    assert stage.live([*PROMPT, 7], salt=OTHER) == 160
 
 
 def test_blocks_that_a_running_sequence_shares_are_not_promised_to_another() -> None:
@@ -463,24 +400,17 @@ def test_states_need_no_layer_without_a_window() -> None:
     stage.kv.check_invariants()
 
 
-def test_under_pressure_middles_go_first_and_a_window_is_worth_all_before_it() -> None:
+def test_under_pressure_middles_go_first_and_a_window_without_a_block_is_of_no_use() -> None:
     stage = Stage()
     stage.live(PROMPT)
-    full, windows = (full_group(stage.kv, number) for number in (0, 1))
-    assert windows.cheapest() == 0
+    assert stage.group.cheapest() == 0
     stage.evict(8)
-    assert windows.cheapest() > 4 * full.cheapest()
+    assert stage.group.cheapest() > 4 * full_group(stage.kv, 0).cheapest(), "it saves all before it"
     stage.evict(1)
+    seq_id = opened(stage, [*PROMPT, 7])
+    assert stage.kv.attach_cached(seq_id) == 0
+    assert stage.kv.explain(seq_id) == (0, MissReason.WINDOW_EVICTED)
+    stage.kv.close(seq_id)
+    stage.done()
     evict_cheapest(stage.kv._groups)
     assert stage.kv.stats().cached_bytes == 0
-
-
-def test_the_map_shows_where_a_window_begins() -> None:
-    stage = Stage()
-    seq_id = opened(stage, final=160)
-    stage.compute(seq_id, PROMPT)
-    group = stage.kv.memory_map().groups[1]
-    assert group.geometry["window"] == WINDOW
-    (shown,) = group.sequences
-    assert (shown.seq_id, shown.first_block, shown.sealed_blocks) == (seq_id, 8, 2)
-    assert sum(count for _, count in shown.runs) == 2
