@@ -662,25 +662,33 @@ def packed_rows(ids: mx.array, packed: PackedLinear, workers: CpuWorkers) -> mx.
     error: ids are known only at evaluation, where an error would end all other operations too."""
 
 def choose_tokens(
-    raw: mx.array, adjusted: mx.array, choices: mx.array, workers: CpuWorkers
+    raw: mx.array,
+    adjusted: mx.array,
+    choices: mx.array,
+    noise_keys: mx.array,
+    noise: mx.array,
+    workers: CpuWorkers,
 ) -> tuple[mx.array, mx.array]:
     """Chooses a token for each row of logits. Returns ids ``[R]`` int32 and ``[R]`` bool, which is
     False for a row whose raw logits are not all finite: its id is 0.
 
     ``raw`` are the model's logits ``[R, V]`` float32. ``adjusted`` are the logits after penalties
     and constraints, which may be -inf; pass ``raw`` itself if there are none. ``choices`` is
-    ``[R, 5]`` float32, with these columns:
+    ``[R, 4]`` float32, with these columns:
 
-    temperature  0 takes the first token of the largest logit; otherwise a token's weight is
-                 ``exp((logit - max) / temperature)``
+    temperature  0 takes the first token of the largest logit; otherwise a token's score is
+                 ``(logit - max) / temperature``, and its weight ``exp(score)``
     top_k        keep this many heaviest tokens, and those as heavy as the last of them; 0 is off
     top_p        of these, keep the heaviest until they have this share of the kept weight, and
                  those as heavy as the last of them; 1 is off
     min_p        keep tokens with at least this share of the largest weight; 0 is off
-    draw         in [0, 1): take the token at which the sum of the kept weights, in the order of
-                 the ids, passes this share of the total
 
-    Sums are in double precision. A row's id depends on nothing but the row and the instruction set.
+    Of the tokens that are kept, the first with the largest score plus noise is taken. A token's id
+    is hashed with the row's part of ``noise_keys``, ``[R, 2]`` uint32. ``noise`` is the values and
+    slopes of hashes' noise, ``[2, 65536]`` float32 (``engine/step/sampler.py`` says how).
+
+    Sums are in double precision. A row's id depends on nothing but the row, and where tokens are
+    filtered on the instruction set.
     Raises ValueError for other shapes and types."""
 
 def gather(

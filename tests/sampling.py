@@ -4,6 +4,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from engine.step.constraints import accept, sampling_state
 from engine.step.plan import Sampling
@@ -28,3 +29,12 @@ def sample_next(
     pending = sample(logits, [sampling_of(each) for each in sequences], state, workers)
     mx.eval(pending.arrays)
     return [accept(*pair) for pair in zip(sequences, pending.read(), strict=True)]
+
+
+def exact_noise(keys: np.ndarray, vocab: int) -> np.ndarray:
+    """Return the Gumbel noise ``[R, vocab]`` of uint32 ``keys`` ``[R, 2]``, in float64."""
+    mixed = np.arange(vocab, dtype=np.uint32) ^ keys[:, :1]
+    mixed = (mixed ^ mixed >> 16) * np.uint32(0x7FEB352D)
+    mixed = (mixed ^ mixed >> 15 ^ keys[:, 1:]) * np.uint32(0x846CA68B)
+    noise: np.ndarray = -np.log(-np.log1p((mixed ^ mixed >> 16) * -(2.0**-32)))
+    return noise

@@ -1,7 +1,7 @@
 """Samples token ids from logits: one row per sequence, each with its own parameters.
 
-A row's result does not depend on the other rows: operations never mix rows, and draws depend only
-on the request's seed and the number of its generated tokens.
+A row's result does not depend on the other rows: operations never mix rows, and noise depends only
+on the request's seed, the number of its generated tokens, and the token's id.
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
 import numpy as np
@@ -85,8 +86,6 @@ class Logprobs:
         return self.top_ids.tolist(), self.top.tolist()  # type: ignore[return-value]
 
 
-# Random numbers for sampling have 24 bits, the precision of a float32.
-DRAW_BITS = 24
 # For each value of a mask's byte, the summands (0 or -inf) for the logits of its eight tokens.
 ADDED = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), 0, -np.inf)
 ADDED = ADDED[:, ::-1].astype(np.float32)
@@ -116,19 +115,17 @@ def sample(
     masks, histories = (None, [None] * len(rows)) if state is None else state
     raw = logits.astype(mx.float32)
     params = [row.params for row in rows]
-    num_generated = [row.num_generated for row in rows]
     adjusted = _adjust(raw, params, histories)
     if masks is not None:
         adjusted = _mask(adjusted, masks)
+    keys = _noise_keys(rows)
     if workers is None:
-        ids = _choose(adjusted, params, num_generated)
-        if masks is not None:
-            ids = _allowed(adjusted, ids)
+        ids = _choose(adjusted, params, keys)
         # One non-finite number makes the sum of its row non-finite.
         finite = mx.isfinite(raw.sum(axis=-1))
     else:
-        choices = _choices(params, num_generated, raw.shape[-1])
-        ids, finite = choose_tokens(raw, adjusted, choices, workers)
+        choices = _choices(params, raw.shape[-1])
+        ids, finite = choose_tokens(raw, adjusted, choices, keys, noise_table(), workers)
     num_tops = [p.logprobs for p in params]
     reported = Logprobs.of(raw, ids, num_tops)
     arrays = [ids, finite, *(reported.arrays if reported else [])]
@@ -152,10 +149,40 @@ def _outcome(token: Token, is_finite: bool, why_broken: str | None) -> Token | R
     return token if why_broken is None else RowError(why_broken)
 
 
-def draw(seed: int, index: int) -> float:
-    """Return a pseudo-random number in [0, 1) for the generated token at ``index`` of an answer."""
-    digest = hashlib.blake2b(struct.pack("<QQ", seed, index), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> (64 - DRAW_BITS)) * 2.0**-DRAW_BITS
+@cache
+def noise_table() -> mx.array:
+    """Return values and slopes of Gumbel noise for 32-bit integers, ``[2, 65536]`` float32.
+
+    An integer h stands for v = h / 2**32 modulo 1, with the noise -log(-log(1 - v)): -3.1 to 22.9.
+    The upper half of the bits of float32(h), h signed, is an index; value + slope * lower half is
+    the noise, to 1e-5. It has the same bits on a GPU and in choose_tokens; logarithms have not.
+    """
+    starts = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
+    # Bits of numbers that no integer becomes count as those of the nearest that one does.
+    sizes = np.fmin(np.fmax(np.abs(starts), 0.5), 2.0**31)
+    v = sizes.astype(np.float64) * 2.0**-32
+    values = -np.log(-np.where(np.signbit(starts), np.log(v), np.log1p(-v)))
+    slopes = np.diff(values, append=0.0) * 2.0**-16
+    return mx.array(np.stack([values, slopes]).astype(np.float32))
+
+
+def noise(keys: mx.array, vocab: int) -> mx.array:
+    """Return the noise of each token ``[R, vocab]`` for rows' ``keys``, as choose_tokens makes it.
+    Ids are hashed by "lowbias32" (Wellons), with the key mixed in."""
+    mixed = mx.arange(vocab, dtype=mx.uint32) ^ keys[:, :1]
+    mixed = (mixed ^ (mixed >> 16)) * 0x7FEB352D
+    mixed = (mixed ^ (mixed >> 15) ^ keys[:, 1:]) * 0x846CA68B
+    hashed = (mixed ^ (mixed >> 16)).view(mx.int32)
+    bits = hashed.astype(mx.float32).view(mx.uint32)
+    values, slopes = noise_table()
+    return values[bits >> 16] + slopes[bits >> 16] * (bits & 0xFFFF).astype(mx.float32)
+
+
+def _noise_keys(rows: SequenceOf[Sampling]) -> mx.array:
+    """Return the keys of the rows' noise, as an array ``[R, 2]`` of uint32."""
+    packed = [struct.pack("<QQ", row.params.seed, row.num_generated) for row in rows]
+    keys = b"".join(hashlib.blake2b(each, digest_size=8).digest() for each in packed)
+    return mx.array(np.frombuffer(keys, "<u4").reshape(-1, 2))
 
 
 def _adjust(
@@ -232,55 +259,31 @@ def _column(
     return mx.array([value(p) for p in params], dtype=mx.float32)[:, None]
 
 
-def _choices(params: SequenceOf[SamplingParams], indices: SequenceOf[int], vocab: int) -> mx.array:
-    """Return each row's five parameters for ``choose_tokens``, as an array ``[R, 5]``."""
-    rows = [
-        (
-            p.temperature,
-            min(p.top_k, vocab),
-            p.top_p,
-            p.min_p,
-            0.0 if p.greedy else draw(p.seed, index),
-        )
-        for p, index in zip(params, indices, strict=True)
-    ]
+def _choices(params: SequenceOf[SamplingParams], vocab: int) -> mx.array:
+    """Return each row's four parameters for ``choose_tokens``, as an array ``[R, 4]``."""
+    rows = [(p.temperature, min(p.top_k, vocab), p.top_p, p.min_p) for p in params]
     return mx.array(rows, dtype=mx.float32)
 
 
-def _choose(
-    logits: mx.array, params: SequenceOf[SamplingParams], indices: SequenceOf[int]
-) -> mx.array:
-    """Return token ids ``[R]``. ``indices`` has the number of tokens that each row generated."""
+def _choose(logits: mx.array, params: SequenceOf[SamplingParams], keys: mx.array) -> mx.array:
+    """Return token ids ``[R]``."""
     likeliest = mx.argmax(logits, axis=-1)
-    rows = [i for i, p in enumerate(params) if not p.greedy]
-    if not rows:
+    greedy = [p.greedy for p in params]
+    if all(greedy):
         return likeliest
-    where = mx.array(rows)
-    drawing = [params[i] for i in rows]
-    draws = mx.array([draw(params[i].seed, indices[i]) for i in rows], dtype=mx.float32)
-    drawn = _draw(logits[where], drawing, draws)
-    if len(rows) == len(params):
-        return drawn
-    result = likeliest * 1
-    result[where] = drawn
-    return result
+    return mx.where(mx.array(greedy), likeliest, _draw(logits, params, keys))
 
 
-def _allowed(logits: mx.array, ids: mx.array) -> mx.array:
-    """Replace a forbidden token, drawn because of a rounding error, with the likeliest token."""
-    chosen = mx.take_along_axis(logits, ids[:, None].astype(mx.int32), axis=-1)[:, 0]
-    return mx.where(chosen == -mx.inf, mx.argmax(logits, axis=-1), ids)
-
-
-def _draw(logits: mx.array, params: SequenceOf[SamplingParams], draws: mx.array) -> mx.array:
-    """Draw a token id per row by random ``draws``, among tokens that pass the row's filters."""
-    probabilities = mx.softmax(logits / _column(params, lambda p: p.temperature), axis=-1)
+def _draw(logits: mx.array, params: SequenceOf[SamplingParams], keys: mx.array) -> mx.array:
+    """Draw a token id per row, among those that pass its filters: the one with the largest sum of
+    its logit, divided by the temperature, and its noise."""
+    scale = mx.minimum(1 / _column(params, lambda p: p.temperature), mx.finfo(mx.float32).max)
+    scores = (logits - logits.max(axis=-1, keepdims=True)) * scale
+    probabilities = mx.softmax(scores, axis=-1)
     floor = _floor(probabilities, params)
     if floor is not None:
-        probabilities = mx.where(probabilities >= floor, probabilities, 0)
-    cumulative = mx.cumsum(probabilities, axis=-1)
-    target = draws[:, None] * cumulative[:, -1:]
-    return mx.minimum((cumulative <= target).sum(axis=-1), logits.shape[-1] - 1)
+        scores = mx.where(probabilities >= floor, scores, -mx.inf)
+    return mx.argmax(scores + noise(keys, logits.shape[-1]), axis=-1)
 
 
 def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.array | None:
@@ -290,7 +293,7 @@ def _floor(probabilities: mx.array, params: SequenceOf[SamplingParams]) -> mx.ar
     floors: list[mx.array] = []
     if any(p.min_p > 0 for p in params):
         floors.append(_column(params, lambda p: p.min_p) * probabilities.max(-1, keepdims=True))
-    kept = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
+    kept = [1 if p.greedy else p.top_k if 0 < p.top_k < vocab else vocab for p in params]
     if min(kept) < vocab or any(p.top_p < 1 for p in params):
         # To sort a large vocabulary is slow. If all rows have a top_k, sort only the likeliest.
         best = mx.topk(probabilities, max(kept), axis=-1) if max(kept) < vocab else probabilities

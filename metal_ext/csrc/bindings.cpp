@@ -218,7 +218,8 @@ void bind_layers(nb::module_& m) {
         nb::kw_only(), "gate"_a = "silu", "biases"_a.none() = nb::none());
   m.def("rms_norm", &ops::rms_norm, "x"_a, "weight"_a, "eps"_a, "workers"_a, nb::kw_only(),
         "residual"_a.none() = nb::none());
-  m.def("choose_tokens", &ops::choose_tokens, "raw"_a, "adjusted"_a, "choices"_a, "workers"_a);
+  m.def("choose_tokens", &ops::choose_tokens, "raw"_a, "adjusted"_a, "choices"_a,
+        "noise_keys"_a, "noise"_a, "workers"_a);
   m.def("packed_rows", &ops::packed_rows, "ids"_a, "packed"_a, "workers"_a);
 }
 

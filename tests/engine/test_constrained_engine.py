@@ -3,11 +3,9 @@
 import random
 import time
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.step import sampler
 from engine.types import FinishReason, Request, SamplingParams
 from tests.engine.test_recall_engine import assert_empty
 from tests.engines import (
@@ -114,21 +112,6 @@ def test_no_constraint_is_asked_for_a_mask_when_its_answer_has_ended(overlap: bo
     assert answers.finished[1] is FinishReason.STOP
     assert loop.stats.wasted_rows == overlap, "its row of the step in flight"
     assert answers.tokens[2] == foretold([7], 12, every_third(VOCAB))
-
-
-def test_what_a_mask_replaces_is_what_the_next_step_reads(
-    monkeypatch: pytest.MonkeyPatch, overlap: bool
-) -> None:
-    """Every draw comes to lie on a token that is forbidden."""
-    monkeypatch.setattr(sampler, "_draw", lambda logits, *_: mx.zeros(logits.shape[0], mx.int32))
-    answers = Answers.empty()
-    loop = recall_loop(answers, overlap=overlap)
-    loop._runner._workers = None  # type: ignore[attr-defined]
-    allowed = set(range(1, VOCAB))
-    constraint = Scripted(lambda _: allowed)
-    loop.mailbox.put(request_of(1, (1, 2, 3), SamplingParams(12, seed=1), constraint=constraint))
-    run_dry(loop)
-    assert answers.tokens[1] == constraint.accepted == foretold([1, 2, 3], 12, lambda _: allowed)
 
 
 def test_costly_masks_take_turns_and_change_no_token(overlap: bool) -> None:

@@ -177,7 +177,8 @@ class Setting:
         mixture = {"router": router, "gate_up": stacked, "down": back, "chosen": 2}
         widths = ((), (OUTPUTS,), (INPUTS,))
         mixture |= {"biases": tuple(mx.zeros((EXPERTS, *width)) for width in widths)}
-        choices = mx.array([[1.0, 0, 1, 0, 0.5]] * 2)
+        choices, noise = mx.array([[1.0, 0, 1, 0]] * 2), mx.zeros((2, 2**16))
+        noisy = {"noise_keys": mx.zeros((2, 2), mx.uint32), "noise": noise}
         return {
             "PackedLinear": (
                 PackedLinear,
@@ -207,7 +208,7 @@ class Setting:
             "packed_rows": (packed_rows, packed | workers | {"ids": mx.array([0, 1])}),
             "choose_tokens": (
                 choose_tokens,
-                workers | {"raw": logits, "adjusted": logits + 1, "choices": choices},
+                workers | noisy | {"raw": logits, "adjusted": logits + 1, "choices": choices},
             ),
             "uncounted": (uncounted, {"array": logits, "transposable": True}),
         }

@@ -2,18 +2,18 @@
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.step.sampler import noise_table
 from metal_ext import CpuWorkers, choose_tokens, instruction_sets
+from tests.sampling import exact_noise
 
 VOCABS = (1, 15, 16, 17, 1000, 8191, 8193)
 LARGE = 151_936
-# Numbers after which the sums of a row are joined.
-PIECE = 8192
-LAST_DRAW = 1 - 2.0**-24
 WORKERS = CpuWorkers(2)
 
 
@@ -25,10 +25,14 @@ class Choice:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    draw: float = 0.5
+    number: int = 0
+    """Rows with other numbers get other noise."""
 
     def row(self) -> tuple[float, ...]:
-        return (self.temperature, self.top_k, self.top_p, self.min_p, self.draw)
+        return (self.temperature, self.top_k, self.top_p, self.min_p)
+
+    def key(self) -> np.ndarray:
+        return np.random.default_rng(self.number).integers(0, 2**32, 2, dtype=np.uint32)
 
 
 GREEDY = Choice(temperature=0.0)
@@ -62,7 +66,8 @@ def choose(
     changed = mx.array(adjusted)
     given = changed if raw is None else mx.array(raw)
     rows = mx.array([choice.row() for choice in choices], dtype=mx.float32)
-    ids, finite = choose_tokens(given, changed, rows, workers)
+    keys = mx.array(np.array([choice.key() for choice in choices]))
+    ids, finite = choose_tokens(given, changed, rows, keys, noise_table(), workers)
     mx.eval(ids, finite)
     assert (ids.dtype, ids.shape) == (mx.int32, (len(choices),))
     assert (finite.dtype, finite.shape) == (mx.bool_, (len(choices),))
@@ -91,21 +96,19 @@ def kept(row: np.ndarray, choice: Choice) -> np.ndarray:
 def agrees(got: int, row: np.ndarray, choice: Choice) -> bool:
     """Whether the token is the reference's, or one that rounding to float32 may have made of it."""
     found = []
+    noise = exact_noise(choice.key()[None], len(row))[0]
     for top_p in {choice.top_p, choice.top_p * (1 - 1e-6), min(1.0, choice.top_p * (1 + 1e-6))}:
-        sums = np.cumsum(kept(row, replace(choice, top_p=top_p)))
-        for moved in (-1e-6, 0.0, 1e-6):
-            target = min(max(choice.draw + moved, 0.0), LAST_DRAW) * sums[-1]
-            found.append(int((sums <= target).sum()))
-    widest = replace(choice, top_p=min(1.0, choice.top_p * (1 + 1e-6)))
-    return min(found) <= got <= max(found) and kept(row, widest)[got] > 0
+        with np.errstate(divide="ignore"):
+            scores = np.log(kept(row, replace(choice, top_p=top_p))) + noise
+        found.append(bool(scores[got] >= scores.max() - 3e-5))
+    return any(found)
 
 
 @pytest.mark.parametrize("instruction_set", instruction_sets())
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_draws_are_those_of_the_reference(vocab: int, instruction_set: str) -> None:
     workers = CpuWorkers(2, instruction_set)
-    draws = (0.0, 0.1, 0.37, 0.5, 0.93, LAST_DRAW)
-    choices = [replace(k, draw=d) for k, d in itertools.product(KINDS, draws)]
+    choices = [replace(k, number=n) for k, n in itertools.product(KINDS, range(6))]
     x = logits(len(choices), vocab, seed=vocab)
     ids, finite = choose(x, choices, workers)
     assert all(finite)
@@ -116,7 +119,7 @@ def test_draws_are_those_of_the_reference(vocab: int, instruction_set: str) -> N
 @pytest.mark.parametrize("kind", KINDS[:-2], ids=str)
 def test_draws_from_a_large_vocabulary_are_those_of_the_reference(kind: Choice) -> None:
     x = logits(3, LARGE, seed=1)
-    choices = [replace(kind, draw=d) for d in (0.02, 0.5, 0.99)]
+    choices = [replace(kind, number=n) for n in range(3)]
     for got, row, choice in zip(choose(x, choices)[0], x, choices, strict=True):
         assert agrees(got, row, choice)
 
@@ -138,8 +141,8 @@ def test_without_a_temperature_it_is_the_first_of_the_largest(vocab: int) -> Non
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_filters_that_leave_one_token_leave_the_likeliest(vocab: int, kind: Choice) -> None:
     x = logits(1, vocab)
-    for draw in (0.0, 0.4, LAST_DRAW):
-        assert choose(x, [replace(kind, draw=draw)])[0] == [int(x.argmax())]
+    for number in range(3):
+        assert choose(x, [replace(kind, number=number)])[0] == [int(x.argmax())]
 
 
 @pytest.mark.parametrize("kind", [Choice(top_k=2), Choice(top_p=0.1), Choice(min_p=1.0)])
@@ -147,14 +150,14 @@ def test_tokens_that_are_as_likely_as_the_last_one_that_stays_stay_too(kind: Cho
     x = logits(1, 1000)
     tied = [3, 40, 41, 999]
     x[0, tied] = 20.0
-    draws = [0.1, 0.3, 0.6, 0.9]
-    assert choose(x.repeat(4, 0), [replace(kind, draw=d) for d in draws])[0] == tied
+    choices = [replace(kind, number=n) for n in range(64)]
+    assert set(choose(x.repeat(64, 0), choices)[0]) == set(tied)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("vocab", [2, 17, 1000, 20_000])
 def test_where_all_but_one_are_masked_it_is_that_one(vocab: int, kind: Choice) -> None:
-    rows = [replace(kind, draw=draw) for draw in (0.0, 0.5, LAST_DRAW)]
+    rows = [replace(kind, number=n) for n in range(3)]
     for allowed in (0, vocab // 2, vocab - 1):
         x = np.full((3, vocab), -np.inf, np.float32)
         x[:, allowed] = -3.0
@@ -165,34 +168,20 @@ def test_where_all_but_one_are_masked_it_is_that_one(vocab: int, kind: Choice) -
 def test_masked_tokens_are_never_chosen(kind: Choice) -> None:
     x = logits(64, 9000)
     x[:, ::2] = -np.inf
-    draws = [0.0, LAST_DRAW, *np.random.default_rng(2).random(62)]
-    ids, _ = choose(x, [replace(kind, draw=float(draw)) for draw in draws], raw=logits(64, 9000))
+    ids, _ = choose(x, [replace(kind, number=n) for n in range(64)], raw=logits(64, 9000))
     assert all(token % 2 for token in ids)
 
 
-def test_a_draw_between_two_pieces_of_a_row_is_a_token_that_was_kept() -> None:
-    """Of two pieces with the same weights in another order each has half of the sum, but for what
-    rounding makes of it: by one way of adding the draw is in the first, by another behind it."""
-    random = np.random.default_rng(4)
-    x = np.full((64, 2 * PIECE), -np.inf, np.float32)
-    for row in x:
-        row[: PIECE - 100] = random.normal(size=PIECE - 100) * 5
-        row[PIECE + 50 : -50] = random.permutation(row[: PIECE - 100])
-    ids, _ = choose(x, [Choice(draw=0.5)] * 64, raw=logits(64, 2 * PIECE))
-    assert np.isfinite(x[range(64), ids]).all()
-    assert min(ids) < PIECE < max(ids), "both have been seen"
-
-
 def test_a_huge_temperature_makes_all_tokens_alike() -> None:
-    draws = [(token + 0.5) / 1000 for token in range(1000)]
-    x = logits(1, 1000).repeat(1000, 0)
-    assert choose(x, [Choice(temperature=1e30, draw=d) for d in draws])[0] == list(range(1000))
+    choices = [Choice(temperature=1e30, number=n) for n in range(100)]
+    noise = exact_noise(np.array([choice.key() for choice in choices]), 1000)
+    assert choose(logits(100, 1000), choices)[0] == noise.argmax(axis=-1).tolist()
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("vocab", [1, 16, 17, 1000, 20_000])
 def test_a_row_that_is_not_finite_is_told_and_touches_no_other(vocab: int, poison: float) -> None:
-    choices = [GREEDY, Choice(), Choice(top_p=0.9), Choice(top_k=5), Choice(draw=0.8)]
+    choices = [GREEDY, Choice(), Choice(top_p=0.9), Choice(top_k=5), Choice(number=8)]
     x = logits(5, vocab)
     clean = choose(x, choices)[0]
     for at in {0, vocab // 2, vocab - 1}:
@@ -220,7 +209,7 @@ def test_a_token_always_comes_out_whatever_the_changed_logits_are(kind: Choice) 
 
 @pytest.mark.parametrize("vocab", [50, 40_000])
 def test_a_row_gets_the_same_token_in_any_company_on_any_number_of_threads(vocab: int) -> None:
-    choices = [replace(kind, draw=0.61) for kind in KINDS]
+    choices = [replace(kind, number=n) for n, kind in enumerate(KINDS)]
     x = logits(len(choices), vocab, seed=8)
     together = choose(x, choices, CpuWorkers(1))
     for threads in (2, 3, 40):
@@ -232,22 +221,31 @@ def test_a_row_gets_the_same_token_in_any_company_on_any_number_of_threads(vocab
 def test_tokens_can_be_used_before_they_are_known_and_inputs_may_be_views() -> None:
     x = logits(4, 600)
     wide = mx.array(x).T
-    choices = mx.array([[0.0, 0, 1, 0, 0]] * 8, dtype=mx.float32)[::2]
-    ids, _ = choose_tokens(wide.T, wide.T, choices, WORKERS)
+    choices = mx.array([[0.0, 0, 1, 0]] * 8, dtype=mx.float32)[::2]
+    keys = mx.zeros((2, 4), mx.uint32).T
+    ids, _ = choose_tokens(wide.T, wide.T, choices, keys, noise_table(), WORKERS)
     assert (mx.arange(600)[ids] * 2).tolist() == (x.argmax(axis=-1) * 2).tolist()
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:
     x = mx.zeros((2, 10))
-    choices = mx.zeros((2, 5))
-    for raw, adjusted, rows in (
-        (x[0], x[0], choices),
-        (x.astype(mx.float16), x, choices),
-        (mx.zeros((0, 10)), mx.zeros((0, 10)), mx.zeros((0, 5))),
-        (x, mx.zeros((2, 9)), choices),
-        (x, x.astype(mx.bfloat16), choices),
-        (x, x, mx.zeros((2, 4))),
-        (x, x, mx.zeros((1, 5))),
+    choices = mx.zeros((2, 4))
+    keys = mx.zeros((2, 2), mx.uint32)
+    noise = noise_table()
+    for place, bad in (
+        (0, x[0]),
+        (0, x.astype(mx.float16)),
+        (0, mx.zeros((0, 10))),
+        (1, mx.zeros((2, 9))),
+        (1, x.astype(mx.bfloat16)),
+        (2, mx.zeros((2, 5))),
+        (2, mx.zeros((1, 4))),
+        (3, keys[:1]),
+        (3, keys.astype(mx.int32)),
+        (4, noise[:, 1:]),
+        (4, noise.astype(mx.float16)),
     ):
-        with pytest.raises(ValueError, match="float32"):
-            choose_tokens(raw, adjusted, rows, WORKERS)
+        given: list[Any] = [x, x, choices, keys, noise, WORKERS]
+        given[place] = bad
+        with pytest.raises(ValueError, match=r"float32|uint32"):
+            choose_tokens(*given)

@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -116,7 +118,7 @@ TEST("what is not a number weighs nothing, nor does what is masked, at any tempe
   });
 }
 
-TEST("weights from a floor on are summed and collected in order, the floor's own among them") {
+TEST("weights from a floor on are collected in order, the floor's own among them") {
   for_each_set([](const Kernels& kernels) {
     for (size_t n : kLengths) {
       ExactBuffer<float> weights = normal(n);
@@ -125,15 +127,8 @@ TEST("weights from a floor on are summed and collected in order, the floor's own
       }
       for (float floor : {0.0f, weights[n / 2], 0.99f, 1.0f, 2.0f}) {
         std::vector<float> expected;
-        double sum = 0;
-        for (size_t i = 0; i < n; ++i) {
-          if (weights[i] >= floor) {
-            expected.push_back(weights[i]);
-            sum += weights[i];
-          }
-        }
-        CHECK_CASE(std::abs(kernels.choose.sum_from(weights.data(), floor, n) - sum) <= 1e-14 * sum,
-                   named(kernels, n));
+        std::copy_if(weights.data(), weights.data() + n, std::back_inserter(expected),
+                     [&](float weight) { return weight >= floor; });
         ExactBuffer<float> found(n);
         const size_t count = kernels.choose.collect(weights.data(), floor, n, found.data());
         CHECK_CASE(std::equal(expected.begin(), expected.end(), found.data(), found.data() + count),
@@ -141,6 +136,49 @@ TEST("weights from a floor on are summed and collected in order, the floor's own
       }
     }
   });
+}
+
+// --- noise ---------------------------------------------------------------------------------------
+
+// The noise of numbers of 32 bits from this one on, which are one float (engine/step/sampler.py).
+double gumbel(float number) {
+  const double v = std::clamp(std::abs(number), 0.5f, 0x1p31f) * 0x1p-32;
+  return -std::log(-(std::signbit(number) ? std::log(v) : std::log1p(-v)));
+}
+
+TEST("of many tokens the one leads that scores most alone, with the same bits on every set") {
+  ExactBuffer<float> noise(2 * kNoiseNumbers);
+  for (uint32_t i = 0; i < kNoiseNumbers; ++i) {
+    const double value = gumbel(std::bit_cast<float>(i << 16));
+    const double next = gumbel(std::bit_cast<float>((i + 1) << 16));
+    noise[i] = static_cast<float>(value);
+    noise[kNoiseNumbers + i] = static_cast<float>((next - value) * 0x1p-16);
+  }
+  for (uint32_t n : {1, 2, 15, 16, 17, 33, 1000, 20000}) {
+    const ExactBuffer<float> x = normal(n);
+    ExactBuffer<float> weights(n);
+    for (uint32_t k = 0; k < 20; ++k) {
+      const Scoring scoring{*std::max_element(x.data(), x.data() + n), 0.2f * static_cast<float>(k),
+                            k % 2 == 0 ? 0.0f : 0.5f, {k * 0x9e3779b9u, ~k}, noise.data()};
+      select(available().back()).choose.weigh(x.data(), scoring.highest, scoring.scale, n, weights.data());
+      Leader first{0.0f, 0};
+      for_each_set([&](const Kernels& kernels) {
+        const auto lead = [&](uint32_t at, size_t count) {
+          return kernels.choose.lead(scoring, x.data() + at, weights.data() + at, count, n + at);
+        };
+        Leader best = lead(0, 1);
+        for (uint32_t i = 1; i < n; ++i) {
+          best = std::max(best, lead(i, 1), [](const Leader& a, const Leader& b) {
+            return a.score < b.score;
+          });
+        }
+        first = first.token == 0 ? best : first;
+        CHECK_CASE(best.score == first.score && best.token == first.token, named(kernels, n));
+        const Leader all = lead(0, n);
+        CHECK_CASE(all.score == best.score && all.token == best.token, named(kernels, n));
+      });
+    }
+  }
 }
 
 // --- top_k and top_p -----------------------------------------------------------------------------

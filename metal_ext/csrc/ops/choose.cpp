@@ -15,24 +15,26 @@ namespace {
 // The numbers in a piece of a row. Results of pieces are joined in order, so that the bits of a
 // row's result do not depend on the number of threads.
 constexpr size_t kPieceNumbers = 8192;
-constexpr int kChoiceNumbers = 5;
+constexpr int kChoiceNumbers = 4;
 
 struct Choice {
   float temperature;  // 0 takes the largest logit
   float top_k;        // 0 to keep all tokens
   float top_p;
   float min_p;
-  float draw;  // in [0, 1)
 };
 
 struct Row {
   const float* raw;
   const float* adjusted;
   Choice choice;
+  const uint32_t* key;
+  const float* noise;  // as in cpu::Scoring
 };
 
 struct Piece {
   double sum;
+  cpu::Leader leader;
   float largest;
   bool finite;
 };
@@ -65,8 +67,7 @@ class RowChooser {
     if (!std::all_of(pieces_, end, [](const Piece& piece) { return piece.finite; })) {
       return {0, false};
     }
-    const auto lower = [](const Piece& a, const Piece& b) { return a.largest < b.largest; };
-    const Piece* const best = std::max_element(pieces_, end, lower);  // the first of equal ones
+    const Piece* const best = std::ranges::max_element(pieces_, end, {}, &Piece::largest);
     if (row.choice.temperature > 0.0f && std::isfinite(best->largest)) {
       return {as_id(draw(row, best->largest)), true};
     }
@@ -95,19 +96,20 @@ class RowChooser {
     return sum;
   }
 
-  // Draws a token by weights, which are probabilities divided by the largest probability.
+  // Draws the first token with the largest score. A weight is a probability divided by the largest.
   size_t draw(const Row& row, float largest) {
     const float scale = std::min(1.0f / row.choice.temperature, std::numeric_limits<float>::max());
     for_each_piece([&](Piece& piece, size_t at, size_t length) {
       piece.sum = kernels_.weigh(row.adjusted + at, largest, scale, length, weights_ + at);
     });
-    const float floor = filter(row.choice);
-    if (floor > 0.0f) {
-      for_each_piece([&](Piece& piece, size_t at, size_t length) {
-        piece.sum = kernels_.sum_from(weights_ + at, floor, length);
-      });
-    }
-    return place_of(row.choice.draw * total(), floor);
+    const cpu::Scoring scoring{
+        largest, scale, filter(row.choice), {row.key[0], row.key[1]}, row.noise};
+    for_each_piece([&](Piece& piece, size_t at, size_t length) {
+      const auto first = narrowed<uint32_t>("id", at);
+      piece.leader = kernels_.lead(scoring, row.adjusted + at, weights_ + at, length, first);
+    });
+    const auto score = [](const Piece& piece) { return piece.leader.score; };
+    return std::ranges::max_element(pieces_, pieces_ + count(n_), {}, score)->leader.token;
   }
 
   float filter(const Choice& choice) const {
@@ -118,28 +120,6 @@ class RowChooser {
     const cpu::Filter filter{some ? static_cast<size_t>(choice.top_k) : n_, choice.top_p};
     return std::max(choice.min_p, cpu::filter_floor(kernels_, filter, weights_, n_, total(),
                                                     scratch_));
-  }
-
-  // Returns the first token at which the running sum of weights exceeds `target`. Weights below
-  // `floor` do not count. If rounding keeps a piece's sum below the target, returns the piece's
-  // last token that counts.
-  size_t place_of(double target, float floor) const {
-    double passed = 0.0;
-    size_t piece = 0;
-    while (piece + 1 < count(n_) && passed + pieces_[piece].sum <= target) {
-      passed += pieces_[piece].sum;
-      ++piece;
-    }
-    const size_t from = piece * kPieceNumbers;
-    const size_t end = std::min(from + kPieceNumbers, n_);
-    size_t last = from;
-    for (size_t i = from; i < end && passed <= target; ++i) {
-      if (weights_[i] > 0.0f && weights_[i] >= floor) {
-        passed += weights_[i];
-        last = i;
-      }
-    }
-    return last;
   }
 
   const cpu::ChooseKernels& kernels_;
@@ -177,15 +157,16 @@ struct ChooseTokens {
   static constexpr Results kResults = Results::plain;
   Workers workers;
 
-  // `in`: raw logits, choices, adjusted logits (if any). `out`: ids, and whether logits are finite.
+  // `in`: raw logits, choices, keys, noise, adjusted logits (if any). `out`: ids, who is finite.
   void run(const Arrays& in, Arrays& out) const {
     const auto n = static_cast<size_t>(in[0].shape(1));
-    const float* const adjusted = in.floats(in.size() == 3 ? 2 : 0);
+    const float* const adjusted = in.floats(in.size() == 5 ? 4 : 0);
     for_each_row(out[0].size(), n, *workers, [&](RowChooser& chooser, size_t i) {
       const float* const choice = in.floats(1) + i * kChoiceNumbers;
       const auto [id, finite] =
           chooser.choose({in.floats(0) + i * n, adjusted + i * n,
-                          {choice[0], choice[1], choice[2], choice[3], choice[4]}});
+                          {choice[0], choice[1], choice[2], choice[3]},
+                          in[2].data<uint32_t>() + 2 * i, in.floats(3)});
       out[0].data<int32_t>()[i] = id;
       out[1].data<bool>()[i] = finite;
     });
@@ -196,13 +177,18 @@ struct ChooseTokens {
 
 std::pair<mx::array, mx::array> choose_tokens(
     const mx::array& raw, const mx::array& adjusted, const mx::array& choices,
-    const Workers& workers) {
+    const mx::array& noise_keys, const mx::array& noise, const Workers& workers) {
   require<std::invalid_argument>(
       raw.dtype() == mx::float32 && raw.ndim() == 2 && raw.size() > 0,
       "raw must be float32 [rows, vocabulary]");
   check_float32("adjusted", adjusted, raw.shape());
   check_float32("choices", choices, {raw.shape(0), kChoiceNumbers});
-  std::vector<mx::array> in{row_by_row(raw), row_by_row(choices)};
+  require<std::invalid_argument>(
+      noise_keys.dtype() == mx::uint32 && noise_keys.shape() == mx::Shape{raw.shape(0), 2},
+      "noise_keys must be uint32 [rows, 2]");
+  check_float32("noise", noise, {2, cpu::kNoiseNumbers});
+  std::vector<mx::array> in{
+      row_by_row(raw), row_by_row(choices), row_by_row(noise_keys), row_by_row(noise)};
   if (adjusted.id() != raw.id()) {
     in.push_back(row_by_row(adjusted));
   }

@@ -48,7 +48,7 @@ mx::array packed_rows(const mx::array& ids, const Packed& packed, const Workers&
 
 std::pair<mx::array, mx::array> choose_tokens(
     const mx::array& raw, const mx::array& adjusted, const mx::array& choices,
-    const Workers& workers);
+    const mx::array& noise_keys, const mx::array& noise, const Workers& workers);
 
 // Throws std::invalid_argument unless x is float32 [rows][row_numbers].
 void check_floats(const char* name, const mx::array& x, size_t row_numbers);

@@ -53,15 +53,6 @@ double weigh(const float* x, float highest, float scale, size_t n, float* weight
   return sum.total();
 }
 
-double sum_from(const float* weights, float floor, size_t n) {
-  Sum sum;
-  for_each_vec(n, [&](size_t i, size_t count) {
-    const Vec some = load_some(weights + i, count);
-    sum.add(some >= all(floor) ? some : Vec{});
-  });
-  return sum.total();
-}
-
 size_t collect(const float* weights, float least, size_t n, float* out) {
   constexpr size_t kStep = 4 * kLanes;
   size_t count = 0;
@@ -84,4 +75,58 @@ size_t collect(const float* weights, float least, size_t n, float* out) {
   }
   take(n);
   return count;
+}
+
+// Hashes tokens by "lowbias32" (Wellons), with the row's key mixed in.
+inline BitVec hashed(BitVec x, const uint32_t* key) {
+  x ^= key[0];
+  x = (x ^ x >> 16) * 0x7feb352du;
+  x = (x ^ x >> 15 ^ key[1]) * 0x846ca68bu;
+  return x ^ x >> 16;
+}
+
+inline float noise_of(const float* table, int32_t hash) {
+  const float number = static_cast<float>(hash);
+  uint32_t bits;
+  __builtin_memcpy(&bits, &number, sizeof(bits));
+  const float* const value = table + (bits >> 16);
+  return value[0] + value[kNoiseNumbers] * static_cast<float>(bits & 0xffffu);
+}
+
+Leader lead(
+    const Scoring& scoring, const float* x, const float* weights, size_t n, uint32_t first) {
+  // All noise is above kLeast, so the likeliest token's score is, too, and the winner's. With
+  // v = hash / 2^32, noise is -log(-log(1 - v)) <= -log(v): to beat a score s, v < weight e^-s.
+  constexpr float kLeast = -4.0f;
+  constexpr float kReach = 54.7f * 0x1p31f;  // a bit above e^4 2^31
+  Leader leader{kLeast, first};
+  float reach = kReach;
+  BitVec lanes;
+  for (size_t i = 0; i < kLanes; ++i) {
+    lanes[i] = static_cast<uint32_t>(i);
+  }
+  for_each_vec(n, [&](size_t i, size_t count) {
+    const Vec weight = load_some(weights + i, count);
+    if (scoring.floor > 0.0f && largest_of(weight) < scoring.floor) {
+      return;
+    }
+    const uint32_t token = first + static_cast<uint32_t>(i);
+    const BitVec hash = hashed(lanes + token, scoring.key);
+    const Vec half = __builtin_convertvector(reinterpret_cast<IntVec>(hash >> 1), Vec);
+    const Vec ahead = weight >= all(scoring.floor) ? weight * all(reach) - half : Vec{};
+    if (largest_of(ahead) <= 0.0f) {
+      return;
+    }
+    for (size_t j = 0; j < count; ++j) {
+      if (ahead[j] > 0.0f) {
+        const float score = (x[i + j] - scoring.highest) * scoring.scale +
+                            noise_of(scoring.noise, static_cast<int32_t>(hash[j]));
+        if (score > leader.score) {
+          leader = {score, token + static_cast<uint32_t>(j)};
+          reach = exp_of_negative(all(kLeast - score))[0] * kReach;
+        }
+      }
+    }
+  });
+  return leader;
 }

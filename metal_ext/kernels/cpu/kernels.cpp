@@ -133,7 +133,7 @@ const Kernels kernels = {
     QUIRE_NAME_OF(QUIRE_ISA), to_bfloat16, from_bfloat16, prepare_queries, attend_split,
     finish, attend_chunk, {prepared_bytes, prepare, multiply},
     {rms_norm, gate, rotate, add, add_scaled, softmax}, {convolve, normalize, recur},
-    {largest, weigh, sum_from, collect},
+    {largest, weigh, collect, lead},
 };
 
 }  // namespace quire::cpu::QUIRE_ISA

@@ -156,6 +156,22 @@ struct DeltaKernels {
   void (*recur)(const DeltaHead&, const DeltaRun&);
 };
 
+// A token's score is (logit - highest) * scale + noise. The bits of its hash as a float have two
+// halves: the noise is noise[upper] + noise[kNoiseNumbers + upper] * lower.
+struct Scoring {
+  float highest;
+  float scale;
+  float floor;
+  uint32_t key[2];
+  const float* noise;
+};
+constexpr size_t kNoiseNumbers = 1 << 16;
+
+struct Leader {
+  float score;
+  uint32_t token;
+};
+
 // Functions over [n] logits or weights, to choose a token. Sums are computed in double.
 struct ChooseKernels {
   // Returns the largest number that is not NaN, or -inf. Sets `finite` to true if all are finite.
@@ -164,11 +180,12 @@ struct ChooseKernels {
   // Sets weights[i] to e^((x[i] - highest) * scale), or to 0 for NaN. Returns the weights' sum.
   double (*weigh)(const float* x, float highest, float scale, size_t n, float* weights);
 
-  // Returns the sum of the weights that are at least `floor`.
-  double (*sum_from)(const float* weights, float floor, size_t n);
-
   // Copies the weights that are at least `least` to `out`, in order. Returns the number of copies.
   size_t (*collect)(const float* weights, float least, size_t n, float* out);
+
+  // Returns the first of the tokens from `first` on that have the largest score and weigh at least
+  // the floor, or `first` if it cannot be the row's. A score has the same bits on any set.
+  Leader (*lead)(const Scoring&, const float* x, const float* weights, size_t n, uint32_t first);
 };
 
 // The functions of one instruction set. "Kernel order" is the order of a head's dimensions in which

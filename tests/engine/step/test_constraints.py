@@ -8,7 +8,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.step import sampler
 from engine.step.constraints import BROKEN, accept
 from engine.step.plan import NOT_FINITE, RowError, Scores, Token
 from engine.step.sequence import Sequence
@@ -109,16 +108,6 @@ def test_filters_penalties_and_biases_work_on_what_is_allowed(changes: dict[str,
         (got,) = run(x, [sequence(constraint, generated=2, seed=seed, **changes)])
         assert got.token_id in (20, 21)
         assert constraint.accepted == [got.token_id]
-
-
-def test_a_draw_that_rounds_onto_a_forbidden_token_takes_the_likeliest_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sampler, "_draw", lambda logits, *_: mx.full((logits.shape[0],), 30))
-    x = logits(2)
-    x[0, 8] = 9.0
-    got = run(x, [sequence(only(7, 8), seed=1), sequence(seed=1)])
-    assert [result.token_id for result in got] == [8, 30]
 
 
 def test_log_probabilities_are_those_of_the_model_and_not_of_the_mask() -> None:

@@ -1,7 +1,7 @@
 """The batched sampler against slow, obvious references."""
 
-import math
-from collections import Counter
+import hashlib
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from engine.step.plan import NOT_FINITE
-from engine.step.sampler import draw
+from engine.step.sampler import noise, noise_table
 from engine.step.sequence import Sequence
 from engine.types import SamplingParams
 from metal_ext import CpuWorkers
 from tests.engines import request_of
-from tests.sampling import sample_next
+from tests.sampling import exact_noise, sample_next
 
 VOCAB = 50
 
@@ -57,8 +57,8 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return out
 
 
-def reference(row: np.ndarray, p: SamplingParams, index: int) -> int:
-    """Filters one row step by step and inverts the cumulative distribution."""
+def kept(row: np.ndarray, p: SamplingParams) -> np.ndarray:
+    """The probabilities that filters leave of a row, step by step."""
     probabilities = softmax(row.astype(np.float64) / p.temperature)
     order = np.argsort(-probabilities, kind="stable")
     keep = np.ones(VOCAB, bool)
@@ -72,8 +72,27 @@ def reference(row: np.ndarray, p: SamplingParams, index: int) -> int:
             keep[token] = False
         total += inside[token]
     keep &= probabilities >= p.min_p * probabilities.max()
-    cumulative = np.cumsum(probabilities * keep)
-    return int(np.searchsorted(cumulative, draw(p.seed, index) * cumulative[-1], side="right"))
+    left: np.ndarray = probabilities * keep / (probabilities * keep).sum()
+    return left
+
+
+def key(seed: int, index: int) -> np.ndarray:
+    digest = hashlib.blake2b(struct.pack("<QQ", seed, index), digest_size=8).digest()
+    return np.frombuffer(digest, "<u4")
+
+
+def reference(row: np.ndarray, p: SamplingParams, index: int) -> int:
+    with np.errstate(divide="ignore"):
+        scores = np.log(kept(row, p)) + exact_noise(key(p.seed, index)[None], VOCAB)[0]
+    return int(scores.argmax())
+
+
+def excess(counts: np.ndarray, shares: np.ndarray) -> float:
+    """By how many standard deviations Pearson's chi-square exceeds its mean."""
+    assert not counts[shares == 0].any()
+    expected = shares[shares > 0] * counts.sum()
+    terms = (counts[shares > 0] - expected) ** 2 / expected
+    return float((terms.sum() - len(terms) + 1) / np.sqrt((2 + 1 / expected).sum()))
 
 
 def test_temperature_zero_takes_the_likeliest_token(run: Run) -> None:
@@ -82,7 +101,7 @@ def test_temperature_zero_takes_the_likeliest_token(run: Run) -> None:
     assert [r.token_id for r in results] == x.argmax(axis=-1).tolist()
 
 
-@pytest.mark.parametrize(
+filters = pytest.mark.parametrize(
     "changes",
     [
         {},
@@ -99,7 +118,10 @@ def test_temperature_zero_takes_the_likeliest_token(run: Run) -> None:
         {"top_k": 20, "top_p": 0.8, "min_p": 0.05, "temperature": 0.6},
     ],
 )
-def test_draws_follow_the_filtered_distribution(run: Run, changes: dict[str, Any]) -> None:
+
+
+@filters
+def test_the_largest_sum_of_logit_and_noise_is_drawn(run: Run, changes: dict[str, Any]) -> None:
     x = logits(1, seed=3)[0]
     for seed in range(200):
         p = params(seed=seed, **changes)
@@ -107,14 +129,39 @@ def test_draws_follow_the_filtered_distribution(run: Run, changes: dict[str, Any
         assert got.token_id == reference(x, p, index=3), f"seed {seed}"
 
 
-def test_frequencies_match_probabilities(run: Run) -> None:
+@filters
+def test_frequencies_are_those_of_the_filtered_distribution(
+    run: Run, changes: dict[str, Any]
+) -> None:
     x = logits(1, seed=1)
-    rows = 4000
-    drawn = run(np.repeat(x, rows, axis=0), [sequence(params(seed=s)) for s in range(rows)])
-    counts = Counter(r.token_id for r in drawn)
-    for token, probability in enumerate(softmax(x.astype(np.float64))[0]):
-        sigma = math.sqrt(rows * probability * (1 - probability)) + 1
-        assert abs(counts[token] - rows * probability) < 5 * sigma
+    kinds = [params(seed=seed, **changes) for seed in range(4000)]
+    drawn = run(x.repeat(4000, 0), [sequence(p, (4,) * (p.seed % 3)) for p in kinds])
+    counts = np.bincount([each.token_id for each in drawn], minlength=VOCAB)
+    assert excess(counts, kept(x[0], kinds[0])) < 4
+
+
+def test_tokens_of_positions_and_of_seeds_are_independent(run: Run) -> None:
+    x = np.tile(np.log(np.array([[5, 3, 1, 1]], np.float32)), (4000, 1))
+    shares = np.outer([5, 3, 1, 1], [5, 3, 1, 1]).ravel() / 100
+    rows = [[sequence(params(seed=s), (4,) * at) for s in range(4000)] for at in range(3)]
+    tokens = np.array([[each.token_id for each in run(x, some)] for some in rows])
+    pairs = [(tokens[0], tokens[1]), (tokens[0], tokens[2]), (tokens[1], tokens[2])]
+    pairs += [(tokens[:, :-lag], tokens[:, lag:]) for lag in (1, 2, 256)]
+    for one, other in pairs:
+        counts = np.bincount((4 * one + other).ravel(), minlength=16)
+        assert abs(excess(counts, shares)) < 4
+
+
+def test_a_cpu_draws_the_tokens_that_a_gpu_draws() -> None:
+    x = np.random.default_rng(5).normal(size=(256, 5000)).astype(np.float32) * 3
+    changes: list[dict[str, Any]] = [{}, {"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.01}]
+    for at in range(16):
+        rows = [
+            sequence(params(seed=s, temperature=0.5 + s % 7, **changes[s % 4]), (4,) * at)
+            for s in range(256)
+        ]
+        tokens = [sample_next(mx.array(x), rows, workers) for workers in (None, CpuWorkers(2))]
+        assert tokens[0] == tokens[1]
 
 
 def test_what_a_row_gets_does_not_depend_on_who_shares_the_batch(run: Run) -> None:
@@ -145,29 +192,27 @@ def test_a_row_that_is_not_filtered_keeps_its_whole_tail_beside_one_that_is(run:
         assert beside == run(x[:1], [sequence(free)])[0]
 
 
-def test_draws_differ_from_position_to_position_and_from_seed_to_seed() -> None:
-    assert len({draw(1, i) for i in range(100)}) == 100
-    assert len({draw(s, 0) for s in range(100)}) == 100
-    assert draw(7, 3) == draw(7, 3)
+def test_noise_is_gumbels_to_a_hundred_thousandth() -> None:
+    keys = np.array([key(seed, 7) for seed in range(4)])
+    exact = exact_noise(keys, 200_000)
+    got = np.array(noise(mx.array(keys), 200_000))
+    assert np.abs(got - exact).max() < 1e-5
+    numbers = np.array([1, 2, 3, 5, 1000, 2**30, 2**31 - 1, -(2**31), -(2**30), -1000, -3, -1])
+    bits = numbers.astype(np.float32).view(np.uint32)
+    values, slopes = np.array(noise_table())
+    tails = values[bits >> 16] + slopes[bits >> 16] * (bits & 0xFFFF)
+    expected = -np.log(-np.log1p(-(numbers % 2**32) / 2**32))
+    assert tails == pytest.approx(expected, abs=1e-5)
 
 
-def test_draws_are_spread_evenly_and_never_reach_one() -> None:
-    values = np.array([draw(s, 0) for s in range(5000)])
-    assert values.min() >= 0
-    assert values.max() < 1
-    counts, _ = np.histogram(values, bins=10, range=(0, 1))
-    assert counts.min() > 400
-
-
-def test_a_draw_at_either_end_of_the_distribution_is_a_token_that_was_kept(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_where_all_logits_are_alike_and_at_the_ends_of_temperatures(run: Run) -> None:
     x = np.full((1, VOCAB), -50.0, np.float32)
     x[0, 10:20] = 1.0
-    for value in (0.0, 1 - 2**-24):
-        monkeypatch.setattr("engine.step.sampler.draw", lambda *_, value=value: value)
-        (got,) = run(x, [sequence(params(top_k=10))])
-        assert got.token_id in range(10, 20)
+    winner = int(exact_noise(key(3, 0)[None], VOCAB)[0, 10:20].argmax()) + 10
+    for changes in ({}, {"top_k": 5}, {"top_p": 0.1}, {"temperature": 1e-38}):
+        assert run(x, [sequence(params(seed=3, **changes))])[0].token_id == winner
+    (got,) = run(logits(1), [sequence(params(seed=3, temperature=1e38))])
+    assert got.token_id == exact_noise(key(3, 0)[None], VOCAB).argmax()
 
 
 def test_presence_and_frequency_penalties_count_generated_tokens_only(run: Run) -> None:
