@@ -544,8 +544,8 @@ class PackedLinear:
         mxfp4 (without biases).
 
         Codes are stored in 4 or 8 bits. All weights of a layer are stored in the widest of their
-        types. With ``exact``, products do not round their input. Raises ValueError if weights
-        cannot be packed, OSError if memory is short."""
+        types, mxfp4 beside other codes in 8 bits. With ``exact``, products do not round their
+        input. Raises ValueError if weights cannot be packed, OSError if memory is short."""
     @property
     def outputs(self) -> int: ...
     @property

@@ -19,7 +19,7 @@ Codes = tuple[mx.array, mx.array | None, int, int]
 
 @dataclass(frozen=True)
 class Kind:
-    """How a layer's numbers are stored. bits: 0 where they are no codes."""
+    """How a layer's numbers, or its codes' scales, are stored. bits: 0 where they are no codes."""
 
     dtype: mx.Dtype
     bits: int = 0
@@ -30,6 +30,7 @@ class Kind:
         return f"{self.bits} bits in groups of {self.group}, {name}" if self.bits else name
 
 
+MXFP4 = Kind(mx.uint8, 4, 32)
 KINDS = [Kind(dtype) for dtype in (mx.float32, mx.bfloat16, mx.float16)] + [
     Kind(dtype, bits, group)
     for bits, group, dtype in (
@@ -45,6 +46,7 @@ KINDS = [Kind(dtype) for dtype in (mx.float32, mx.bfloat16, mx.float16)] + [
         (8, 128, mx.bfloat16),
     )
 ]
+KINDS.append(MXFP4)
 PLAIN = Kind(mx.float32)
 
 
@@ -62,6 +64,8 @@ class Part:
 
 def part(outputs: int, inputs: int, kind: Kind = PLAIN, seed: int = 0) -> Part:
     """Random weights."""
+    if kind == MXFP4:
+        return floats_of_4_bits(outputs, inputs, seed)
     drawn = normal((outputs, inputs), kind.dtype, seed)
     if not kind.bits:
         return Part(drawn, None, exact(drawn), np.abs(exact(drawn)))
@@ -72,6 +76,19 @@ def part(outputs: int, inputs: int, kind: Kind = PLAIN, seed: int = 0) -> Part:
     scaled = codes * wide[0]
     own = (scales, biases, kind.bits, kind.group)
     return Part(words, own, scaled + wide[1], np.abs(scaled) + np.abs(wide[1]))
+
+
+def floats_of_4_bits(outputs: int, inputs: int, seed: int) -> Part:
+    """Random codes and exponents of MXFP4. Kernels add 6 to a float, and have a bias of -6."""
+    random = np.random.default_rng(seed)
+    codes = random.integers(0, 16, (outputs, inputs))
+    exponents = random.integers(118, 126, (outputs, inputs // 32))
+    sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    scales = np.repeat(2.0 ** (exponents - 127), 32, axis=1)
+    numbers = np.concatenate([sizes, -sizes])[codes] * scales
+    words = (codes[:, ::2] + 16 * codes[:, 1::2]).astype(np.uint8).view(np.uint32)
+    own = (mx.array(exponents, mx.uint8), None, 4, 32)
+    return Part(mx.array(words), own, numbers, np.abs(numbers) + 12 * scales)
 
 
 class Joined:

@@ -19,6 +19,7 @@ from tests.metal_ext.layers import Floats, exact, normal, same_bits
 from tests.metal_ext.packed import (
     FLOAT32_TOLERANCE,
     KINDS,
+    MXFP4,
     PLAIN,
     Joined,
     Kind,
@@ -222,6 +223,25 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_any_number_of_threads(
     pieces = [run(x[a:b], one) for a, b in itertools.pairwise(cuts)]
     assert same_bits(mx.concatenate(pieces), whole)
     assert same_bits(run(x[::-1], CpuWorkers(3, instruction_set)), whole[::-1])
+
+
+@EACH_SET
+@pytest.mark.parametrize("activations", ["float32", "bfloat16", "int8"])
+def test_mxfp4_has_the_bits_of_the_same_numbers_in_8_bits(
+    instruction_set: str, activations: str
+) -> None:
+    workers = CpuWorkers(2, instruction_set, activations)
+    its = part(150, 384, MXFP4)
+    assert its.codes is not None
+    scales = 2.0 ** (its.codes[0].astype(mx.float32) - 128)
+    halves = its.numbers / np.repeat(exact(scales), 32, axis=1)
+    words = mx.array((halves + 12).astype(np.uint8).view(np.uint32))
+    scales, biases = scales.astype(mx.bfloat16), (-12 * scales).astype(mx.bfloat16)
+    eight = PackedLinear([words], workers, [(scales, biases, 8, 32)])
+    four = Joined([its], workers).packed
+    for rows in (1, 2, 3, 8, 40):
+        x = normal((rows, 384), mx.float32, rows)
+        assert same_bits(linear(x, four, workers), linear(x, eight, workers))
 
 
 @EACH_SET

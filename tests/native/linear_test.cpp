@@ -66,7 +66,9 @@ struct Case {
     for (size_t i = 0; i < x.size(); ++i) {
       x[i] = normal(random);
     }
-    if (s.quantized()) {
+    if (s.type == WeightType::e2m1) {
+      make_floats(random);
+    } else if (s.quantized()) {
       make_codes(random, normal);
     } else {
       make_numbers(random, normal);
@@ -122,6 +124,24 @@ struct Case {
     } else {
       pack_all({kind, codes.data(), wide[0].data(), wide[1].data()});
     }
+  }
+
+  template <class Random>
+  void make_floats(Random& random) {
+    std::vector<uint8_t> codes(shape.outputs * shape.inputs / 2);
+    std::vector<uint8_t> exponents(shape.outputs * shape.groups());
+    std::generate(codes.begin(), codes.end(), [&] { return static_cast<uint8_t>(random()); });
+    std::generate(exponents.begin(), exponents.end(),
+                  [&] { return static_cast<uint8_t>(118 + random() % 8); });
+    constexpr double kSizes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    for (size_t i = 0; i < shape.outputs * shape.inputs; ++i) {
+      const int code = codes[i / 2] >> i % 2 * 4;
+      const double scale = std::ldexp(1, exponents[i / shape.group] - 127);
+      weights.push_back((code & 8 ? -scale : scale) * kSizes[code & 7]);
+      scaled_codes.push_back(weights.back() + 6 * scale);
+    }
+    pack_all({{shape.outputs, StoredNumber::exponents, shape.bits(), shape.group}, codes.data(),
+              exponents.data()});
   }
 
   void pack_all(const Weights& from) {
@@ -218,6 +238,7 @@ const std::vector<LinearShape> kTypes = {
     {0, 0, WeightType::bits4, 128, ScaleType::bfloat16},
     {0, 0, WeightType::bits8, 64, ScaleType::bfloat16},
     {0, 0, WeightType::bits8, 32, ScaleType::float32},
+    {0, 0, WeightType::e2m1, 32, ScaleType::bfloat16},
     {0, 0, WeightType::bfloat16, 0, ScaleType::float32, Activations::bfloat16},
     {0, 0, WeightType::bits4, 32, ScaleType::bfloat16, Activations::int8},
     {0, 0, WeightType::bits4, 64, ScaleType::float32, Activations::bfloat16},

@@ -16,7 +16,8 @@ constexpr size_t kMostLimbs = 3;
 #if defined(__AVX2__) || defined(QUIRE_WIDE_DOTS)
 #define QUIRE_DOTS
 #endif
-// On arm64 (4 lanes) the instructions need signed codes, so 128 is subtracted from codes of 8 bits.
+// On arm64 (4 lanes) the instructions need signed codes, so 128 is subtracted from codes of 8 bits
+// and, for the same results, from the numbers of E2M1 codes.
 constexpr bool kSignedCodes = kLanes == 4;
 
 // Returns the number of limbs (bytes of a number of x) for these weights, or 0 if x stays float32.
@@ -111,16 +112,18 @@ struct GroupScales {
   Vec bias[kPanelVecs];
 };
 
-template <size_t Limbs>
+template <WeightType Type, size_t Limbs>
 inline GroupScales scales_at(const LinearShape& shape, const std::byte* group) {
   GroupScales found;
-  if (shape.scales == ScaleType::bfloat16) {
+  if constexpr (Type == WeightType::e2m1) {
+    read_exponents(reinterpret_cast<const uint8_t*>(group), found.scale, found.bias);
+  } else if (shape.scales == ScaleType::bfloat16) {
     read_pair(reinterpret_cast<const uint16_t*>(group), found.scale, found.bias);
   } else {
     read_pair(reinterpret_cast<const float*>(group), found.scale, found.bias);
   }
   for (size_t v = 0; v < kPanelVecs; ++v) {
-    if (kSignedCodes && shape.type == WeightType::bits8) {
+    if (kSignedCodes && Type != WeightType::bits4) {
       found.bias[v] = fma(found.scale[v], all(128.0f), found.bias[v]);
     }
     found.scale[v] *= all(1.0f / kLargestWhole<Limbs>);
@@ -158,17 +161,25 @@ struct CodeCall : ProductCall {
 };
 
 // read_codes() unpacks a vector of words into this many vectors, each with the codes of 4 inputs.
-template <size_t Bits>
-constexpr size_t kCodeParts = 8 / Bits;
+template <WeightType Type>
+constexpr size_t kCodeParts = Type == WeightType::bits8 ? 1 : 2;
 
-template <size_t Bits>
+inline BitVec signed_if_needed(BitVec codes) {
+  return kSignedCodes ? codes ^ 0x80808080u : codes;
+}
+
+template <WeightType Type>
 inline void read_codes(const std::byte* from, BitVec* codes) {
   typedef uint8_t Bytes __attribute__((vector_size(kLanes * 4)));
   const BitVec both = *reinterpret_cast<const UnalignedBits*>(from);
-  if constexpr (Bits == 4) {
+  if constexpr (Type == WeightType::bits8) {
+    codes[0] = signed_if_needed(both);
+  } else {
     codes[0] = both & 0x0f0f0f0fu;
     codes[1] = reinterpret_cast<BitVec>(reinterpret_cast<Bytes>(both) >> 4);
-  } else {
-    codes[0] = kSignedCodes ? both ^ 0x80808080u : both;
+  }
+  if constexpr (Type == WeightType::e2m1) {
+    codes[0] = signed_if_needed(e2m1_numbers(codes[0]));
+    codes[1] = signed_if_needed(e2m1_numbers(codes[1]));
   }
 }

@@ -51,20 +51,20 @@ constexpr size_t kTallSums = 12;
 #endif
 
 #if defined(QUIRE_DOTS)
-template <size_t Bits>
+template <WeightType Type>
 void multiply_codes(const CodeCall& call, size_t first, size_t panels) {
 #if defined(__AMX_INT8__)
   // With fewer rows, vector instructions beat the matrix unit, which always stores whole tiles.
   constexpr size_t kLeastTileRows = 5;
   if (call.rows >= kLeastTileRows) {
     for_panel_runs(first, panels, [&](size_t from, size_t count) {
-      multiply_code_tiles<Bits>(call, from, count);
+      multiply_code_tiles<Type>(call, from, count);
     });
     _tile_release();
     return;
   }
 #endif
-  multiply_codes_by_rows<Bits>(call, first, panels);
+  multiply_codes_by_rows<Type>(call, first, panels);
 }
 #endif
 
@@ -107,8 +107,13 @@ void multiply(
 #if defined(QUIRE_DOTS)
   if (limbs_of(shape) > 0) {
     const CodeCall codes{call};
-    return shape.type == WeightType::bits4 ? multiply_codes<4>(codes, first, panels)
-                                           : multiply_codes<8>(codes, first, panels);
+    switch (shape.type) {
+#if defined(QUIRE_WIDE_DOTS)
+      case WeightType::bits8: return multiply_codes<WeightType::bits8>(codes, first, panels);
+      case WeightType::e2m1: return multiply_codes<WeightType::e2m1>(codes, first, panels);
+#endif
+      default: return multiply_codes<WeightType::bits4>(codes, first, panels);
+    }
   }
 #endif
 #if defined(__AMX_BF16__)

@@ -8,11 +8,12 @@
 //   bfloat16     pairs of inputs:    [inputs / 2][16 outputs][2]
 //   float32      pairs of inputs:    [inputs / 2][2][16 outputs]
 //   4 or 8 bits  groups of inputs:   [groups]{ scales, biases [16], words [n][16] }
+//   E2M1         groups of inputs:   [groups]{ exponents (bytes) [16], words [n][16] }
 // A word has 32 bits of one output's codes. With 8 bits it has the codes of 4 inputs, one per byte.
-// With 4 bits it has the codes of 8 inputs, the first four in the lower halves of the bytes.
+// Codes of 4 bits and E2M1 are those of 8 inputs, the first four in the lower halves of the bytes.
 namespace quire::cpu {
 
-enum class WeightType { bfloat16, float32, bits4, bits8 };
+enum class WeightType { bfloat16, float32, bits4, bits8, e2m1 };
 enum class ScaleType { bfloat16, float32 };
 
 // The type to which x may be rounded, if the instruction set multiplies this type. With quantized
@@ -32,6 +33,12 @@ constexpr size_t kMostPanels = 4;
 // The largest number of rows of x in one call of multiply().
 constexpr size_t kMaxRows = 256;
 
+// An E2M1 code is a float of 4 bits (OCP Microscaling Formats 1.0). It stands for one of these
+// numbers: twice the float, plus kE2m1Zero. With an exponent e, their scale is 2^(e - 128) and
+// their bias -kE2m1Zero * 2^(e - 128).
+constexpr uint8_t kE2m1Numbers[] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+constexpr int kE2m1Zero = 12;
+
 constexpr size_t rounded_up(size_t count, size_t step) { return (count + step - 1) / step * step; }
 
 struct LinearShape {
@@ -44,11 +51,12 @@ struct LinearShape {
 
   bool operator==(const LinearShape&) const = default;
   constexpr bool quantized() const {
-    return type == WeightType::bits4 || type == WeightType::bits8;
+    return type != WeightType::bfloat16 && type != WeightType::float32;
   }
   constexpr size_t bits() const {
     switch (type) {
-      case WeightType::bits4: return 4;
+      case WeightType::bits4:
+      case WeightType::e2m1: return 4;
       case WeightType::bits8: return 8;
       case WeightType::bfloat16: return 16;
       default: return 32;
@@ -58,9 +66,10 @@ struct LinearShape {
   constexpr size_t panels() const { return (outputs + kPanelOutputs - 1) / kPanelOutputs; }
   constexpr size_t groups() const { return inputs / group; }
   constexpr size_t words_per_group() const { return group * bits() / 32; }
-  // Returns the bytes that a scale and a bias take for all outputs of a panel.
+  // Returns the bytes that a group's scales and biases, or exponents, take in a panel.
   constexpr size_t scales_bytes() const {
-    return 2 * kPanelOutputs * (scales == ScaleType::bfloat16 ? 2 : 4);
+    return type == WeightType::e2m1 ? kPanelOutputs
+                                    : 2 * kPanelOutputs * (scales == ScaleType::bfloat16 ? 2 : 4);
   }
   constexpr size_t group_bytes() const {
     return scales_bytes() + words_per_group() * kPanelOutputs * 4;

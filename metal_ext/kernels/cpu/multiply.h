@@ -87,6 +87,45 @@ inline void read_pair(const Number* at, Vec* even, Vec* odd) {
   }
 }
 
+// Reads a group's exponents in a panel of E2M1 codes, as scales and biases.
+inline void read_exponents(const uint8_t* at, Vec* scale, Vec* bias) {
+  const IntVec lowest = 0x00400000 - IntVec{};  // 2^-127, of exponent 0, is a subnormal float
+  for (size_t v = 0; v < kPanelVecs; ++v) {
+    IntVec bits = {};
+#pragma GCC unroll 16
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      bits[lane] = at[v * kLanes + lane];
+    }
+    bits <<= 23;
+    scale[v] = reinterpret_cast<Vec>(bits > lowest ? bits : lowest) * all(0.5f);
+    bias[v] = scale[v] * all(-kE2m1Zero);
+  }
+}
+
+// Returns the numbers that E2M1 codes stand for (linear.h). Each byte of both has one.
+inline BitVec e2m1_numbers(BitVec codes) {
+#if defined(__AVX512BW__)
+  const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kE2m1Numbers));
+  return reinterpret_cast<BitVec>(
+      _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), reinterpret_cast<__m512i>(codes)));
+#elif defined(__AVX2__)
+  const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kE2m1Numbers));
+  return reinterpret_cast<BitVec>(
+      _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), reinterpret_cast<__m256i>(codes)));
+#elif defined(__aarch64__)
+  return reinterpret_cast<BitVec>(
+      vqtbl1q_u8(vld1q_u8(kE2m1Numbers), reinterpret_cast<uint8x16_t>(codes)));
+#else
+  // SSE2 has no lookup. Comparisons give 0 or -1.
+  typedef int8_t Bytes __attribute__((vector_size(kLanes * 4)));
+  const Bytes code = reinterpret_cast<Bytes>(codes);
+  const Bytes size = code & 7;
+  const Bytes twice = size + ((size > 4) & (size - 4)) + ((size > 6) & 2);
+  const Bytes minus = code > 7;
+  return reinterpret_cast<BitVec>((twice ^ minus) - minus + kE2m1Zero);
+#endif
+}
+
 // Reads a panel's plain weights in order. Callers call begin() before every kPairs calls of pair(),
 // which returns the weights of an even input and of the next, odd input.
 template <class Number>
@@ -152,12 +191,48 @@ struct Codes {
   }
 };
 
+// Reads a panel's E2M1 codes, as numbers of 8 bits.
+struct E2m1Codes {
+  static constexpr bool kCodes = true;
+  static constexpr size_t kPairs = 4;
+  const std::byte* at;
+  Vec scale[kPanelVecs];  // of the current group
+  Vec bias[kPanelVecs];
+  BitVec words[2][kPanelVecs];  // the numbers of four inputs, and of the next four
+
+  void start(const std::byte* panel) { at = panel; }
+  void start_group() {
+    read_exponents(reinterpret_cast<const uint8_t*>(at), scale, bias);
+    at += kPanelOutputs;
+  }
+  void begin() {
+    prefetch(at + kWeightsAhead);
+    for (size_t v = 0; v < kPanelVecs; ++v) {
+      const BitVec both = reinterpret_cast<const UnalignedBits*>(at)[v];
+      words[0][v] = e2m1_numbers(both & 0x0f0f0f0fu);
+      words[1][v] = e2m1_numbers(both >> 4 & 0x0f0f0f0fu);
+    }
+    at += kPanelOutputs * sizeof(uint32_t);
+  }
+  void pair(size_t number, Vec* even, Vec* odd) {
+    const auto shift = static_cast<uint32_t>(number % 2 * 16);
+    for (size_t v = 0; v < kPanelVecs; ++v) {
+      even[v] = Codes<8, float>::number_of(words[number / 2][v] >> shift);
+      odd[v] = Codes<8, float>::number_of(words[number / 2][v] >> (shift + 8));
+    }
+  }
+  Vec close(size_t v, Vec codes, float x, Vec total) const {
+    return fma(codes, scale[v], fma(all(x), bias[v], total));
+  }
+};
+
 template <class Body>
 void with_weights(const LinearShape& shape, const Body& body) {
   const bool narrow = shape.scales == ScaleType::bfloat16;
   switch (shape.type) {
     case WeightType::bfloat16: return body(Plain<uint16_t>{});
     case WeightType::float32: return body(Plain<float>{});
+    case WeightType::e2m1: return body(E2m1Codes{});
     case WeightType::bits4: return narrow ? body(Codes<4, uint16_t>{}) : body(Codes<4, float>{});
     default: return narrow ? body(Codes<8, uint16_t>{}) : body(Codes<8, float>{});
   }

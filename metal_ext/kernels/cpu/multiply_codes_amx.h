@@ -14,7 +14,7 @@ constexpr size_t kGroupsKept = 8;
 static_assert(kGroupsKept >= kUnitsBehind + 2);
 
 // Codes of quantized weights (some panels, some groups of inputs), unpacked for the matrix unit.
-template <size_t Bits>
+template <WeightType Type>
 class Slice {
  public:
   // Keeps the newest `kept` groups of panels [first, first + panels). `kept` is a power of two.
@@ -25,8 +25,8 @@ class Slice {
   size_t panels() const { return panels_; }
   const GroupScales& scales(size_t g, size_t p) const { return scales_[p][place(g)]; }
   const std::byte* codes(size_t g, size_t p) const {
-    return Bits == 4 ? split_[p] + place(g) * shape_.group * kPanelOutputs
-                     : group(g, p) + shape_.scales_bytes();
+    return kSplit ? split_[p] + place(g) * shape_.group * kPanelOutputs
+                  : group(g, p) + shape_.scales_bytes();
   }
 
   // Unpacks group g of panel p, and prefetches weights that are needed later.
@@ -38,12 +38,12 @@ class Slice {
     for (size_t line = 0; line < end; line += kLineBytes) {
       prefetch_near(ahead + line);
     }
-    scales_[p][place(g)] = scales_at<kMostLimbs>(shape_, from);
-    if constexpr (Bits == 4) {
+    scales_[p][place(g)] = scales_at<Type, kMostLimbs>(shape_, from);
+    if constexpr (kSplit) {
       std::byte* target = split_[p] + place(g) * shape_.group * kPanelOutputs;
       for (size_t line = shape_.scales_bytes(); line < end; line += kLineBytes) {
-        BitVec parts[kCodeParts<4>];
-        read_codes<4>(from + line, parts);
+        BitVec parts[kCodeParts<Type>];
+        read_codes<Type>(from + line, parts);
         __builtin_memcpy(target, parts, sizeof(parts));
         target += 2 * kLineBytes;
       }
@@ -53,7 +53,8 @@ class Slice {
   }
 
  private:
-  static constexpr size_t kSplitBytes = Bits == 4 ? kSliceInputs * kPanelOutputs : kLineBytes;
+  static constexpr bool kSplit = kCodeParts<Type> > 1;
+  static constexpr size_t kSplitBytes = kSplit ? kSliceInputs * kPanelOutputs : kLineBytes;
 
   size_t place(size_t g) const { return g & (kept_ - 1); }
   const std::byte* group(size_t g, size_t p) const {
@@ -126,8 +127,8 @@ struct Unit {
 
 // Adds groups [from, to) of a slice's panels to the totals of at most 16 rows [row, row + rows).
 // Calls begin(group, panel) before each group of a panel. `totals` is [all rows][kMostPanels].
-template <size_t Bits, class Begin>
-void add_code_groups(const CodeCall& call, const Slice<Bits>& slice, size_t row, size_t rows,
+template <WeightType Type, class Begin>
+void add_code_groups(const CodeCall& call, const Slice<Type>& slice, size_t row, size_t rows,
                      size_t from, size_t to, Vec* totals, const Begin& begin) {
   const size_t group = call.shape.group;
   const size_t stride = call.x_stride;
@@ -167,10 +168,10 @@ void add_code_groups(const CodeCall& call, const Slice<Bits>& slice, size_t row,
 }
 
 // Multiplies one block of rows. A group of codes is unpacked while the group before is multiplied.
-template <size_t Bits>
+template <WeightType Type>
 void multiply_code_block(const CodeCall& call, size_t first, size_t panels, Vec* totals) {
   const size_t groups = call.shape.groups();
-  Slice<Bits> slice(call, first, panels, kGroupsKept);
+  Slice<Type> slice(call, first, panels, kGroupsKept);
   configure_code_tiles(call.rows, call.shape.group);
   for (size_t p = 0; p < panels; ++p) {
     slice.read(0, p);
@@ -184,10 +185,10 @@ void multiply_code_block(const CodeCall& call, size_t first, size_t panels, Vec*
 }
 
 // Multiplies several blocks of rows. Codes are unpacked once for all blocks.
-template <size_t Bits>
+template <WeightType Type>
 void multiply_code_blocks(const CodeCall& call, size_t first, size_t panels, Vec* totals) {
   const LinearShape& shape = call.shape;
-  Slice<Bits> slice(call, first, panels, kSliceInputs / shape.group);
+  Slice<Type> slice(call, first, panels, kSliceInputs / shape.group);
   size_t configured = 0;
   for (size_t from = 0; from < shape.groups(); from += slice.kept()) {
     const size_t left = shape.groups() - from;
@@ -209,14 +210,14 @@ void multiply_code_blocks(const CodeCall& call, size_t first, size_t panels, Vec
 }
 
 // Multiplies all rows of x by the panels [first, first + panels), at most four.
-template <size_t Bits>
+template <WeightType Type>
 void multiply_code_tiles(const CodeCall& call, size_t first, size_t panels) {
   Vec totals[kMaxRows * kMostPanels];
   for (size_t i = 0; i < call.rows * kMostPanels; ++i) {
     totals[i] = Vec{};
   }
-  call.rows <= kTileRows ? multiply_code_block<Bits>(call, first, panels, totals)
-                         : multiply_code_blocks<Bits>(call, first, panels, totals);
+  call.rows <= kTileRows ? multiply_code_block<Type>(call, first, panels, totals)
+                         : multiply_code_blocks<Type>(call, first, panels, totals);
   for (size_t row = 0; row < call.rows; ++row) {
     for (size_t p = 0; p < panels; ++p) {
       store_panel(call.shape, first + p, totals + row * kMostPanels + p,

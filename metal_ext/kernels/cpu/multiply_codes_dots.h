@@ -72,7 +72,7 @@ struct DotSum {
 #endif
 
 // Multiplies R rows of x by P panels. The loops are unrolled to keep the sums in registers.
-template <size_t Bits, size_t Limbs, size_t P, size_t R>
+template <WeightType Type, size_t Limbs, size_t P, size_t R>
 [[gnu::noinline]] void multiply_code_rows(const CodeCall& call, size_t first, size_t row) {
   const LinearShape& shape = call.shape;
   const std::byte* const w = call.panel(first);
@@ -89,25 +89,26 @@ template <size_t Bits, size_t Limbs, size_t P, size_t R>
   size_t at = 0;
   for (size_t g = 0; g < shape.groups(); ++g) {
     const size_t scales = at;
-    for (size_t line = 0; line < shape.scales_bytes(); line += kLineBytes, at += kLineBytes) {
-      ahead(at);
+    for (size_t line = 0; line < shape.scales_bytes(); line += kLineBytes) {
+      ahead(at + line);
     }
+    at += shape.scales_bytes();
     DotSum sums[R][P][kPanelVecs][Limbs];
     for (size_t word = 0; word < words; word += kWordsAtOnce) {
       for (size_t near = 0; near < kWordsAtOnce; ++near, at += kLineBytes) {
         ahead(at);
-        BitVec codes[P][kPanelVecs][kCodeParts<Bits>];
+        BitVec codes[P][kPanelVecs][kCodeParts<Type>];
 #pragma GCC unroll 4
         for (size_t p = 0; p < P; ++p) {
 #pragma GCC unroll 4
           for (size_t v = 0; v < kPanelVecs; ++v) {
-            read_codes<Bits>(w + p * panel_bytes + at + v * sizeof(Vec), codes[p][v]);
+            read_codes<Type>(w + p * panel_bytes + at + v * sizeof(Vec), codes[p][v]);
           }
         }
 #pragma GCC unroll 12
         for (size_t r = 0; r < R; ++r) {
 #pragma GCC unroll 2
-          for (size_t part = 0; part < kCodeParts<Bits>; ++part) {
+          for (size_t part = 0; part < kCodeParts<Type>; ++part) {
 #pragma GCC unroll 3
             for (size_t limb = 0; limb < Limbs; ++limb) {
               const std::byte* const its = limbs + r * call.x_stride + limb * shape.group;
@@ -121,7 +122,7 @@ template <size_t Bits, size_t Limbs, size_t P, size_t R>
             }
           }
         }
-        limbs += 4 * kCodeParts<Bits>;
+        limbs += 4 * kCodeParts<Type>;
       }
 #pragma GCC unroll 12
       for (size_t r = 0; r < R; ++r) {
@@ -140,7 +141,7 @@ template <size_t Bits, size_t Limbs, size_t P, size_t R>
     limbs += (Limbs - 1) * shape.group;
 #pragma GCC unroll 4
     for (size_t p = 0; p < P; ++p) {
-      const GroupScales weights = scales_at<Limbs>(shape, w + p * panel_bytes + scales);
+      const GroupScales weights = scales_at<Type, Limbs>(shape, w + p * panel_bytes + scales);
 #pragma GCC unroll 12
       for (size_t r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -168,11 +169,11 @@ template <size_t Bits, size_t Limbs, size_t P, size_t R>
 constexpr size_t kDotSums = kLanes == kPanelOutputs ? 24 : kLanes == 8 ? 8 : 4;
 constexpr size_t kDotRows = kLanes == kPanelOutputs ? 12 : kLanes == 8 ? 6 : 4;
 
-template <size_t Bits>
+template <WeightType Type>
 void multiply_codes_by_rows(const CodeCall& call, size_t first, size_t panels) {
   with_limbs(call.shape, [&](auto limbs) {
     const auto multiply = [&]<size_t P, size_t R>(size_t panel, size_t row) {
-      multiply_code_rows<Bits, limbs, P, R>(call, panel, row);
+      multiply_code_rows<Type, limbs, P, R>(call, panel, row);
     };
     constexpr size_t kRows = (kDotRows + limbs - 1) / limbs;
     for_blocks<kDotSums / limbs, kRows>(call.rows, first, panels, multiply);

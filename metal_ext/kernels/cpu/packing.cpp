@@ -55,11 +55,7 @@ float stored_number(StoredNumber type, const void* numbers, size_t at) {
   }
 }
 
-// Twice the value of each E2M1 code without its sign bit.
-constexpr int kHalves[] = {0, 1, 2, 3, 4, 6, 8, 12};
-constexpr int kMostHalves = 12;
-
-// Reads one output's weights as code * scale + bias. E2M1 codes become numbers from 0 to 24.
+// Reads one output's weights as code * scale + bias. E2M1 codes become numbers (linear.h).
 struct CodeRow {
   const Weights& weights;
   size_t inputs;
@@ -71,10 +67,16 @@ struct CodeRow {
     return floats() ? scale / 2 : scale;
   }
   float bias(size_t input) const {
-    return floats() ? -kMostHalves * scale(input)
+    return floats() ? -kE2m1Zero * scale(input)
                     : stored_number(weights.kind.numbers, weights.biases, place(input));
   }
+  uint8_t exponent(size_t input) const {
+    return static_cast<const uint8_t*>(weights.scales)[place(input)];
+  }
   uint32_t code(size_t input) const {
+    return floats() ? kE2m1Numbers[stored_code(input)] : stored_code(input);
+  }
+  uint32_t stored_code(size_t input) const {
     const size_t bits = weights.kind.bits;
     const size_t at = row * (inputs * bits / 8) + input * bits / 8;
     const size_t shift = input * bits % 8;
@@ -83,12 +85,7 @@ struct CodeRow {
     if (shift + bits > 8) {
       word |= static_cast<uint32_t>(bytes[at + 1]) << 8;
     }
-    const uint32_t code = word >> shift & ((uint32_t{1} << bits) - 1);
-    if (!floats()) {
-      return code;
-    }
-    const int halves = kHalves[code & 7];
-    return static_cast<uint32_t>(kMostHalves + (code & 8 ? -halves : halves));
+    return word >> shift & ((uint32_t{1} << bits) - 1);
   }
 
  private:
@@ -119,6 +116,10 @@ void pack_float32(const LinearShape& shape, const Weights& part, size_t row, siz
   }
 }
 
+// An exponent that stays a byte belongs to E2M1 codes, which stay what they are, too.
+template <class Scale>
+constexpr bool kExponents = sizeof(Scale) == 1;
+
 template <class Scale>
 void pack_codes(const LinearShape& shape, const Weights& part, size_t row, size_t lane,
                 std::byte* panel) {
@@ -127,12 +128,18 @@ void pack_codes(const LinearShape& shape, const Weights& part, size_t row, size_
     std::byte* const group = panel + g * shape.group_bytes();
     auto* scales = reinterpret_cast<Scale*>(group);
     const size_t first = g * shape.group;
-    scales[place_of<Scale>(0, lane)] = narrowed<Scale>(codes.scale(first));
-    scales[place_of<Scale>(1, lane)] = narrowed<Scale>(codes.bias(first));
+    if constexpr (kExponents<Scale>) {
+      scales[lane] = codes.exponent(first);
+    } else {
+      scales[place_of<Scale>(0, lane)] = narrowed<Scale>(codes.scale(first));
+      scales[place_of<Scale>(1, lane)] = narrowed<Scale>(codes.bias(first));
+    }
     auto* words = reinterpret_cast<uint32_t*>(group + shape.scales_bytes());
     for (size_t i = 0; i < shape.group; ++i) {
       const CodePlace place = place_of_code(shape.bits(), i, lane);
-      words[place.word] |= codes.code(first + i) << place.shift;
+      const size_t input = first + i;
+      words[place.word] |= (kExponents<Scale> ? codes.stored_code(input) : codes.code(input))
+                           << place.shift;
     }
   }
 }
@@ -142,6 +149,7 @@ void pack_lane(const LinearShape& shape, const Weights& part, size_t row, size_t
   switch (shape.type) {
     case WeightType::bfloat16: return pack_bfloat16(shape, part, row, lane, panel);
     case WeightType::float32: return pack_float32(shape, part, row, lane, panel);
+    case WeightType::e2m1: return pack_codes<uint8_t>(shape, part, row, lane, panel);
     default:
       return shape.scales == ScaleType::bfloat16
                  ? pack_codes<uint16_t>(shape, part, row, lane, panel)
@@ -163,13 +171,20 @@ void unpack_codes(const LinearShape& shape, const std::byte* panel, size_t lane,
   for (size_t g = 0; g < shape.groups(); ++g) {
     const std::byte* const group = panel + g * shape.group_bytes();
     const auto* numbers = reinterpret_cast<const Number*>(group);
-    const float scale = widened(numbers[place_of<Number>(0, lane)]);
-    const float bias = widened(numbers[place_of<Number>(1, lane)]);
+    float scale, bias;
+    if constexpr (kExponents<Number>) {
+      scale = power_of_two(numbers[lane]) / 2;
+      bias = -kE2m1Zero * scale;
+    } else {
+      scale = widened(numbers[place_of<Number>(0, lane)]);
+      bias = widened(numbers[place_of<Number>(1, lane)]);
+    }
     const auto* words = reinterpret_cast<const uint32_t*>(group + shape.scales_bytes());
     for (size_t i = 0; i < shape.group; ++i) {
       const CodePlace place = place_of_code(shape.bits(), i, lane);
       const uint32_t code = words[place.word] >> place.shift & mask;
-      target[g * shape.group + i] = static_cast<float>(code) * scale + bias;
+      target[g * shape.group + i] =
+          static_cast<float>(kExponents<Number> ? kE2m1Numbers[code] : code) * scale + bias;
     }
   }
 }
@@ -179,6 +194,7 @@ void unpack_codes(const LinearShape& shape, const std::byte* panel, size_t lane,
 LinearShape joined_shape(size_t inputs, std::span<const StoredKind> parts) {
   LinearShape shape{0, inputs, WeightType::bits4, SIZE_MAX, ScaleType::bfloat16};
   bool codes = true;
+  bool exponents = true;
   for (const StoredKind& part : parts) {
     shape.outputs += part.outputs;
     codes = codes && part.bits != 0;
@@ -188,9 +204,11 @@ LinearShape joined_shape(size_t inputs, std::span<const StoredKind> parts) {
     if (part.bits > 4 || part.numbers == StoredNumber::exponents) {
       shape.type = WeightType::bits8;
     }
+    exponents = exponents && part.numbers == StoredNumber::exponents;
     shape.group = std::min(shape.group, part.group);
   }
   if (codes) {
+    shape.type = exponents ? WeightType::e2m1 : shape.type;
     return shape;
   }
   const bool narrow = std::ranges::all_of(parts, [](const StoredKind& part) {
@@ -220,6 +238,7 @@ void unpack(const LinearShape& shape, const std::byte* packed, size_t output, fl
   switch (shape.type) {
     case WeightType::bfloat16: return unpack_plain<uint16_t>(shape, panel, lane, target);
     case WeightType::float32: return unpack_plain<float>(shape, panel, lane, target);
+    case WeightType::e2m1: return unpack_codes<uint8_t>(shape, panel, lane, target);
     default:
       return shape.scales == ScaleType::bfloat16
                  ? unpack_codes<uint16_t>(shape, panel, lane, target)

@@ -32,7 +32,8 @@ struct Weights {
 };
 
 // Returns the shape of all parts packed as one matrix. No value changes: codes get 4 or 8 bits and
-// the smallest group size of any part. If only some parts have codes, all become float32.
+// the smallest group size of any part, and E2M1 codes beside others become numbers of 8 bits. If
+// only some parts have codes, all become float32.
 LinearShape joined_shape(size_t inputs, std::span<const StoredKind> parts);
 
 // Packs the panels [first, first + count). `shape` is the joined_shape() of the parts. `packed` is

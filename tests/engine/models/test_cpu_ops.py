@@ -156,7 +156,7 @@ def test_plain_layers_become_one_in_their_order() -> None:
 # What MLX stores, and of which bits and groups a CPU keeps it: codes, or plain numbers of 16 bits.
 STORED = [(Quantization(bits, 32), 4) for bits in (1, 2, 3, 4)]
 STORED += [(Quantization(bits, 64), 8) for bits in (5, 6, 8)]
-STORED += [(Quantization(4, 32, "mxfp4"), 8)]
+STORED += [(Quantization(4, 32, "mxfp4"), 4)]
 STORED += [(Quantization(8, 32, "mxfp8"), 16), (Quantization(4, 16, "nvfp4"), 16)]
 
 
@@ -169,7 +169,8 @@ def test_grouped_layers_become_one_in_their_order(
     packed = pack_linear(matrices, WORKERS)
     want = np.concatenate([exactly(matrix) for matrix in matrices])
     np.testing.assert_allclose(unpacked(packed), want, rtol=1e-6, atol=1e-7)
-    scales = 0 if bits == 16 else 4 if dtype == mx.bfloat16 or packing.mode != "affine" else 8
+    scales = 4 if dtype == mx.bfloat16 else 8
+    scales = {"affine": scales, "mxfp4": 1}.get(packing.mode, 0)
     assert packed.nbytes == 32 * (128 * bits // 8 + 128 // packing.group_size * scales)
 
 
