@@ -45,10 +45,12 @@ class Geometry:
         blocks_per_heap: int,
         blocks_per_range: int,
         region_row_bytes: list[int],
+        ring_blocks: int = 0,
     ) -> None:
         """``page_bytes`` is a multiple of SYSTEM_PAGE_BYTES. ``region_row_bytes`` has the bytes of
         one token in each region. In each region, ``tokens_per_block`` tokens must fill whole pages.
-        The limits are 4096 regions and 2**46 bytes per range."""
+        The limits are 4096 regions and 2**46 bytes per range. With ``ring_blocks``, a range has two
+        places for each of so many blocks that may be mapped at once (core/geometry.h)."""
 
 class Heap:
     """Physical memory for ``blocks_per_heap`` blocks."""
@@ -261,8 +263,9 @@ def region_view(
     head_dim: int,
     dtype: mx.Dtype,
     kv_backend: MetalKVBackend | None = None,
+    first: int = 0,
 ) -> mx.array:
-    """Returns the first ``tokens`` rows of a region, ``[tokens, kv_heads, head_dim]``, without a
+    """Returns a region's rows [first, tokens), ``[tokens - first, kv_heads, head_dim]``, without a
     copy. The view must not be read after the rows are unmapped. ``kv_backend`` is needed on Metal.
     Raises ValueError for a paged range, and RuntimeError for a sparse range whose newest step has
     one row and is not complete; ``gather`` works in both cases."""

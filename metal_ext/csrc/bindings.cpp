@@ -33,9 +33,9 @@ void translate_system_error(const std::exception_ptr& error, void*) {
 
 void bind_memory(nb::module_& m) {
   nb::class_<Geometry>(m, "Geometry")
-      .def(nb::init<int64_t, int64_t, int64_t, int64_t, const std::vector<int64_t>&>(),
+      .def(nb::init<int64_t, int64_t, int64_t, int64_t, const std::vector<int64_t>&, int64_t>(),
            nb::kw_only(), "page_bytes"_a, "tokens_per_block"_a, "blocks_per_heap"_a,
-           "blocks_per_range"_a, "region_row_bytes"_a);
+           "blocks_per_range"_a, "region_row_bytes"_a, "ring_blocks"_a = 0);
 
   nb::class_<Handle<Heap>>(m, "Heap")
       .def_static("shared", [](const Geometry& g) -> HeapPointer {
@@ -148,13 +148,13 @@ void bind_rows(nb::module_& m) {
         "layer"_a, "kv_heads"_a, "softmax"_a, "workers"_a);
   m.def("region_view", [](const mx::array& token, const RangePointer& range, int64_t region,
                           int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype dtype,
-                          nb::handle kv_backend) {
+                          nb::handle kv_backend, int64_t first) {
     if (!kv_backend.is_none()) {
       throw nb::next_overload();
     }
-    return ops::region_view(token, range, region, tokens, kv_heads, head_dim, dtype);
+    return ops::region_view(token, range, region, tokens, kv_heads, head_dim, dtype, first);
   }, "token"_a, "range"_a, "region"_a, "tokens"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a,
-     "kv_backend"_a.none() = nb::none());
+     "kv_backend"_a.none() = nb::none(), "first"_a = 0);
   m.def("uncounted", &ops::uncounted, "array"_a, nb::kw_only(), "transposable"_a);
   m.def("block_copy", &ops::block_copy, "token"_a, "source"_a, "source_block"_a, "target"_a,
         "target_block"_a, "tokens"_a, "counter"_a);

@@ -192,7 +192,7 @@ void bind_operations(nb::module_& m) {
   m.def("decode_attention", &device::decode_attention, "token"_a, "queries"_a, "rows"_a,
         "first_row"_a, "layer"_a, "kv_heads"_a, "softmax"_a, "workers"_a);
   m.def("region_view", &device::region_view, "token"_a, "range"_a, "region"_a, "tokens"_a,
-        "kv_heads"_a, "head_dim"_a, "dtype"_a, "kv_backend"_a);
+        "kv_heads"_a, "head_dim"_a, "dtype"_a, "kv_backend"_a, "first"_a = 0);
   m.def("gated_delta", &device::gated_delta, "token"_a, "qkv"_a, "z"_a, "a"_a, "b"_a, "delta"_a,
         "rows"_a, "offset"_a, "workers"_a);
   m.def("project_append", &device::project_append, "token"_a, "queries"_a, "keys"_a, "values"_a,

@@ -111,7 +111,10 @@ class Setting:
         sizes = {"page_bytes": PAGE, "tokens_per_block": SHAPE.tokens_per_block}
         counts = {"blocks_per_heap": BLOCKS, "blocks_per_range": BLOCKS}
         return {
-            "Geometry": (Geometry, sizes | counts | {"region_row_bytes": [256, 256]}),
+            "Geometry": (
+                Geometry,
+                sizes | counts | {"region_row_bytes": [256, 256], "ring_blocks": 0},
+            ),
             "AddressRange.map": (self.range.map, block),
             "Mapper.map": (self.mapper.map, block | {"range": self.range}),
             "Mapper.refused": (self.mapper.refused, {"ticket": 1}),
@@ -149,7 +152,10 @@ class Setting:
             "decode_attention": (decode_attention, reads | {"first_row": 0}),
             "chunk_attention": (chunk_attention, reads | {"segment": 0}),
             "project_append": (project_append, written | projected | {"angles": angles}),
-            "region_view": (region_view, token | size | {"range": self.range, "region": 0}),
+            "region_view": (
+                region_view,
+                token | size | {"range": self.range, "region": 0, "first": 0},
+            ),
             "block_copy": (block_copy, token | source | target),
             "gated_delta": (
                 gated_delta,
@@ -242,6 +248,7 @@ INTERVALS = {
     "Geometry(blocks_per_heap)": ("blocks_per_heap", 1, 2**24),
     "Geometry(blocks_per_range)": ("blocks_per_range", 1, 2**24),
     "Geometry(region_row_bytes)": ("row_bytes", 1, 2**20),
+    "Geometry(ring_blocks)": ("ring_blocks", 0, 2**24),
     "AddressRange.map(heap_block)": ("heap blocks", 0, BLOCKS - 1),
     "AddressRange.map(block)": ("range blocks", 0, BLOCKS - 1),
     "AddressRange.map(count)": ("range blocks", 1, BLOCKS - 4),
@@ -267,6 +274,7 @@ INTERVALS = {
     "region_view(tokens)": ("tokens", 1, MAPPED_TOKENS),
     "region_view(kv_heads)": ("kv_heads", 1, 256),
     "region_view(head_dim)": ("head_dim", 1, 256),
+    "region_view(first)": ("mapped tokens", 0, 0),
     "block_copy(source_block)": ("source blocks", 0, MAPPED_BLOCKS - 1),
     "block_copy(target_block)": ("target blocks", 0, MAPPED_BLOCKS - 1),
     "block_copy(tokens)": ("tokens", 1, SHAPE.tokens_per_block),

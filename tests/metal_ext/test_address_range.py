@@ -4,9 +4,9 @@ import sys
 import numpy as np
 import pytest
 
-from metal_ext import AddressRange, Heap, RowTable
+from metal_ext import AddressRange, Geometry, Heap, Mapper, RowTable
 from tests.metal_ext.programs import output_of, run_program
-from tests.metal_ext.shapes import PAGE, Shape, bytes_at
+from tests.metal_ext.shapes import PAGE, Shape, bytes_at, unmapped
 
 SHAPE = Shape()
 SEGMENTATION_FAULT = -11
@@ -62,6 +62,32 @@ def test_a_huge_range_costs_addresses_only() -> None:
     range_.map(heap, 0, 2**24 - 8, 8, writable=True)
     shape.block(range_, 2, 2**24 - 1)[-1] = 1
     assert heap.committed_bytes == PAGE
+
+
+def test_blocks_of_a_ring_lie_in_a_row_wherever_they_begin_and_take_no_other_blocks_place() -> None:
+    sizes = {"page_bytes": PAGE, "tokens_per_block": 16, "blocks_per_heap": 8}
+    ring = Geometry(**sizes, blocks_per_range=99, region_row_bytes=[PAGE // 16] * 2, ring_blocks=3)
+    heap, range_, mapper = Heap.shared(ring), AddressRange.sparse(ring), Mapper()
+
+    def page(region: int, slot: int) -> np.ndarray:
+        return bytes_at(range_.base_address + (6 * region + slot) * PAGE, PAGE)
+
+    # After block 19 comes block 50, as where a sequence goes on behind another one's blocks.
+    blocks = [*range(20), *range(50, 60)]
+    for number, block in enumerate(blocks):
+        if number >= 3:
+            with pytest.raises(RuntimeError, match="1 blocks do not fit beside 3 in a ring of 3"):
+                range_.map(heap, number % 8, block, 1, writable=True)
+            unmapped(mapper, range_, blocks[number - 3], 1)
+        range_.map(heap, number % 8, block, 1, writable=True)
+        for region in range(2):
+            page(region, number % 3)[:] = number
+            first = max(0, number - 2)
+            row = [page(region, first % 3 + i)[-1] for i in range(number + 1 - first)]
+            assert row == list(range(first, number + 1))
+    unmapped(mapper, range_, 57, 1)
+    with pytest.raises(RuntimeError, match="block 57 lies before a mapped block of a ring"):
+        range_.map(heap, 0, 57, 1, writable=True)
 
 
 @pytest.mark.parametrize(

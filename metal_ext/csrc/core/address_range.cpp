@@ -17,16 +17,19 @@ namespace {
 constexpr size_t kUnmapPieceBytes = size_t{64} << 20;
 constexpr size_t kCommitPieceBytes = size_t{1} << 20;
 
-// Calls body(first, bytes) for pieces of a region's blocks. A piece has at most piece_bytes bytes.
-template <class Body>
+// Calls body(first, bytes) for pieces of all regions' slots. A piece has at most piece_bytes bytes.
+template <class SlotRuns, class Body>
 void in_pieces(
-    const AddressRange& range, size_t region, size_t block, size_t count, size_t piece_bytes,
-    const Body& body) {
-  const size_t block_bytes = range.geometry().region_block_bytes(region);
-  std::byte* const end = range.region(region) + (block + count) * block_bytes;
-  for (std::byte* piece = range.region(region) + block * block_bytes; piece < end;
-       piece += piece_bytes) {
-    body(piece, std::min(piece_bytes, static_cast<size_t>(end - piece)));
+    const AddressRange& range, const SlotRuns& runs, size_t piece_bytes, const Body& body) {
+  for (size_t region = 0; region < range.geometry().regions(); ++region) {
+    const size_t block_bytes = range.geometry().region_block_bytes(region);
+    for (const auto& run : runs) {
+      std::byte* piece = range.region(region) + run.slot * block_bytes;
+      std::byte* const end = piece + run.count * block_bytes;
+      for (; piece < end; piece += piece_bytes) {
+        body(piece, std::min(piece_bytes, static_cast<size_t>(end - piece)));
+      }
+    }
   }
 }
 
@@ -51,6 +54,51 @@ void AddressRange::set(size_t block, size_t count, Access access) {
   }
 }
 
+std::vector<AddressRange::SlotRun> AddressRange::slot_runs(size_t block, size_t count) const {
+  const size_t ring = geometry_.ring_blocks();
+  const size_t first = slot(block);
+  std::vector<SlotRun> runs{{0, first, count}};
+  if (ring > 0) {
+    const size_t before_end = std::min(count, ring - first);
+    runs.push_back({0, first + ring, before_end});
+    if (before_end < count) {
+      runs.push_back({before_end, 0, count - before_end});
+    }
+  }
+  return runs;
+}
+
+void AddressRange::take_slots(size_t block, size_t count) {
+  const std::lock_guard lock(mutex_);
+  if (slots_.empty()) {
+    return;
+  }
+  const size_t ring = geometry_.ring_blocks();
+  const auto has_slot = [](uint32_t slot) { return slot != kNoSlot; };
+  const auto oldest = std::ranges::find_if(slots_, has_slot);
+  size_t next = 0;
+  size_t taken = 0;
+  if (oldest != slots_.end()) {
+    const auto newest = std::find_if(slots_.rbegin(), slots_.rend(), has_slot);
+    require<std::logic_error>(newest.base() <= slots_.begin() + static_cast<ptrdiff_t>(block),
+                              "block ", block, " lies before a mapped block of a ring");
+    next = *newest + 1;
+    taken = (*newest + ring - *oldest) % ring + 1;
+  }
+  require<std::logic_error>(
+      taken + count <= ring, count, " blocks do not fit beside ", taken, " in a ring of ", ring);
+  for (size_t i = 0; i < count; ++i) {
+    slots_[block + i] = static_cast<uint32_t>((next + i) % ring);
+  }
+}
+
+void AddressRange::free_slots(size_t block, size_t count) {
+  const std::lock_guard lock(mutex_);
+  if (!slots_.empty()) {
+    std::fill_n(slots_.begin() + static_cast<ptrdiff_t>(block), count, kNoSlot);
+  }
+}
+
 void AddressRange::check_map(
     const Heap& heap, int64_t heap_block, int64_t block, int64_t count) const {
   checked_run("range blocks", block, count, geometry_.blocks_per_range());
@@ -67,8 +115,14 @@ void AddressRange::map(
   const auto blocks = static_cast<size_t>(count);
   const std::lock_guard changing(changing_);
   check_each(first, blocks, false);
-  if (map_memory(heap, static_cast<size_t>(heap_block), first, blocks, writable)) {
-    count_mapped(first, blocks, writable);
+  take_slots(first, blocks);
+  try {
+    if (map_memory(heap, static_cast<size_t>(heap_block), first, blocks, writable)) {
+      count_mapped(first, blocks, writable);
+    }
+  } catch (...) {
+    free_slots(first, blocks);
+    throw;
   }
 }
 
@@ -87,6 +141,7 @@ void AddressRange::unmap(int64_t block, int64_t count) {
   check_each(first, blocks, true);
   set(first, blocks, Access::none);  // before unmap_memory(), so that no row uses the memory
   unmap_memory(first, blocks);
+  free_slots(first, blocks);
 }
 
 size_t AddressRange::mapped_tokens() const {
@@ -99,10 +154,10 @@ AddressRange::MappedRun AddressRange::mapped_run(size_t token) const {
   const size_t block = token / tokens;
   const std::lock_guard lock(mutex_);
   if (block < mapped_prefix_) {
-    return {0, mapped_prefix_ * tokens};
+    return {0, mapped_prefix_ * tokens, static_cast<int64_t>(slot(0) * tokens)};
   }
   if (block >= access_.size() || access_[block] == Access::none) {
-    return {mapped_prefix_ * tokens, mapped_prefix_ * tokens};
+    return {mapped_prefix_ * tokens, mapped_prefix_ * tokens, 0};
   }
   size_t first = block;
   size_t end = block + 1;
@@ -112,7 +167,8 @@ AddressRange::MappedRun AddressRange::mapped_run(size_t token) const {
   while (end < access_.size() && access_[end] != Access::none) {
     ++end;
   }
-  return {first * tokens, end * tokens};
+  const auto shift = static_cast<int64_t>(slot(first)) - static_cast<int64_t>(first);
+  return {first * tokens, end * tokens, shift * static_cast<int64_t>(tokens)};
 }
 
 std::optional<size_t> AddressRange::first_read_only(size_t start, size_t count) const {
@@ -156,33 +212,30 @@ bool SparseRange::map_memory(
     throw std::system_error(ENOMEM, std::generic_category(), "making a spare mapping");
   }
   const Geometry& shape = geometry();
-  for (size_t r = 0; r < shape.regions(); ++r) {
-    const size_t bytes = shape.region_block_bytes(r);
-    try {
-      shared->map(region(r) + block * bytes, count * bytes,
-                  shape.heap_region_offset(r) + heap_block * bytes, writable);
-    } catch (const std::system_error&) {
-      for (size_t done = 0; done < r; ++done) {
-        const size_t undo = shape.region_block_bytes(done);
-        clear(region(done) + block * undo, count * undo);
+  const std::vector<SlotRun> runs = slot_runs(block, count);
+  try {
+    for (size_t r = 0; r < shape.regions(); ++r) {
+      const size_t bytes = shape.region_block_bytes(r);
+      const size_t offset = shape.heap_region_offset(r) + heap_block * bytes;
+      for (const SlotRun& run : runs) {
+        shared->map(region(r) + run.slot * bytes, run.count * bytes, offset + run.skipped * bytes,
+                    writable);
       }
-      throw;
     }
+  } catch (const std::system_error&) {
+    unmap_memory(block, count);
+    throw;
   }
   return true;
 }
 
 void SparseRange::commit_memory(size_t block, size_t count) {
-  for (size_t r = 0; r < geometry().regions(); ++r) {
-    in_pieces(*this, r, block, count, kCommitPieceBytes, &populate);
-  }
+  in_pieces(*this, slot_runs(block, count), kCommitPieceBytes, &populate);
 }
 
 void SparseRange::unmap_memory(size_t block, size_t count) {
-  for (size_t r = 0; r < geometry().regions(); ++r) {
-    in_pieces(*this, r, block, count, kUnmapPieceBytes,
-              [this](std::byte* first, size_t bytes) { clear(first, bytes); });
-  }
+  in_pieces(*this, slot_runs(block, count), kUnmapPieceBytes,
+            [this](std::byte* first, size_t bytes) { clear(first, bytes); });
 }
 
 void SparseRange::clear(std::byte* first, size_t bytes) {

@@ -18,7 +18,9 @@ namespace quire {
 class AddressRange {
  public:
   explicit AddressRange(const Geometry& geometry)
-      : geometry_(geometry), access_(geometry.blocks_per_range(), Access::none) {}
+      : geometry_(geometry),
+        access_(geometry.blocks_per_range(), Access::none),
+        slots_(geometry.ring_blocks() > 0 ? geometry.blocks_per_range() : 0, kNoSlot) {}
   virtual ~AddressRange() = default;
   AddressRange(const AddressRange&) = delete;
   AddressRange& operator=(const AddressRange&) = delete;
@@ -42,20 +44,33 @@ class AddressRange {
   void check_map(const Heap& heap, int64_t heap_block, int64_t block, int64_t count) const;
   // Throws std::logic_error if a block of [block, block + count) is not mapped.
   void unmap(int64_t block, int64_t count);
+  // Returns the slot of a mapped block in each region. Blocks of one run have consecutive slots.
+  size_t slot(size_t block) const { return slots_.empty() ? block : slots_[block]; }
 
   // Returns the number of tokens in the mapped blocks before the first unmapped block.
   size_t mapped_tokens() const;
   // Returns the tokens of the mapped blocks around a token, [first, end). If the token's own block
-  // is unmapped, both are mapped_tokens().
+  // is unmapped, both are mapped_tokens(). The row of the run's token t is number t + shift in a
+  // region's addresses.
   struct MappedRun {
     size_t first;
     size_t end;
+    int64_t shift;
   };
   MappedRun mapped_run(size_t token) const;
   // Returns the first read-only block that has a token of [start, start + count). Rule: count > 0.
   std::optional<size_t> first_read_only(size_t start, size_t count) const;
 
  protected:
+  // Blocks [skipped, + count) of some consecutive blocks, which are mapped at slots from `slot` on.
+  struct SlotRun {
+    size_t skipped;
+    size_t slot;
+    size_t count;
+  };
+  // Returns all places of consecutive blocks: one run, or with a ring the first run and its mirror.
+  std::vector<SlotRun> slot_runs(size_t block, size_t count) const;
+
   // Maps memory for map(). Returns false if the subclass itself calls count_mapped() later.
   virtual bool map_memory(
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
@@ -71,7 +86,13 @@ class AddressRange {
  private:
   enum class Access : uint8_t { none, read_only, writable };
 
+  static constexpr uint32_t kNoSlot = UINT32_MAX;
+
   void check_each(size_t block, size_t count, bool mapped) const;
+  // Gives blocks of a ring the slots behind the last mapped block's. Throws std::logic_error if
+  // these do not suffice, or if a later block is mapped, and gives none.
+  void take_slots(size_t block, size_t count);
+  void free_slots(size_t block, size_t count);
   void set(size_t block, size_t count, Access access);
 
   const Geometry geometry_;
@@ -80,6 +101,7 @@ class AddressRange {
   mutable std::mutex mutex_;  // guards the members below
   std::vector<Access> access_;
   size_t mapped_prefix_ = 0;
+  std::vector<uint32_t> slots_;  // by block, of a ring only
 };
 
 // The rules of dense ranges, on a CPU and on a GPU. They throw std::invalid_argument.

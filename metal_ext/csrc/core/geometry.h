@@ -15,6 +15,9 @@ namespace quire {
 //   | region 0: block 0 | block 1 | ... | region 1: block 0 | block 1 | ...
 // The memory of h blocks is a heap. Mapping consecutive blocks takes one call per region:
 //   | region 0: block 0 .. block h-1 | region 1: block 0 .. block h-1 | ...
+// With a ring of R blocks, a region has 2 * R slots in place of one for each block of a context. A
+// block is mapped at slots s and s + R, s < R, and the next block has the ring's next s. So up to R
+// consecutive blocks lie one behind the other, from the first one's s on.
 class Geometry {
  public:
   // page_bytes must be a multiple of the system's page size. region_row_bytes lists for each region
@@ -24,12 +27,14 @@ class Geometry {
       int64_t tokens_per_block,
       int64_t blocks_per_heap,
       int64_t blocks_per_range,
-      const std::vector<int64_t>& region_row_bytes)
+      const std::vector<int64_t>& region_row_bytes,
+      int64_t ring_blocks = 0)
       : page_bytes_(checked_between("page_bytes", page_bytes, 1, kMaxPageBytes)),
         tokens_per_block_(
             checked_between("tokens_per_block", tokens_per_block, 1, kMaxTokensPerBlock)),
         blocks_per_heap_(checked_between("blocks_per_heap", blocks_per_heap, 1, kMaxBlocks)),
-        blocks_per_range_(checked_between("blocks_per_range", blocks_per_range, 1, kMaxBlocks)) {
+        blocks_per_range_(checked_between("blocks_per_range", blocks_per_range, 1, kMaxBlocks)),
+        ring_blocks_(checked_between("ring_blocks", ring_blocks, 0, kMaxBlocks)) {
     checked_between("number of regions", static_cast<int64_t>(region_row_bytes.size()), 1,
                     kMaxRegions);
     require<std::invalid_argument>(
@@ -44,15 +49,17 @@ class Geometry {
           " bytes are not a whole number of ", page_bytes, "-byte pages");
       block_bytes_ += region_block;
     }
-    const size_t most_blocks = kMaxRangeBytes / block_bytes_;
-    checked_between("blocks_per_range", blocks_per_range, 1, static_cast<int64_t>(most_blocks));
-    checked_between("blocks_per_heap", blocks_per_heap, 1, static_cast<int64_t>(most_blocks));
+    const auto most_blocks = static_cast<int64_t>(kMaxRangeBytes / block_bytes_);
+    checked_between("blocks_per_range", static_cast<int64_t>(slots_per_range()), 1, most_blocks);
+    checked_between("blocks_per_heap", blocks_per_heap, 1, most_blocks);
   }
 
   size_t page_bytes() const { return page_bytes_; }
   size_t tokens_per_block() const { return tokens_per_block_; }
   size_t blocks_per_heap() const { return blocks_per_heap_; }
   size_t blocks_per_range() const { return blocks_per_range_; }
+  size_t ring_blocks() const { return ring_blocks_; }  // 0 without a ring
+  size_t slots_per_range() const { return ring_blocks_ > 0 ? 2 * ring_blocks_ : blocks_per_range_; }
   size_t regions() const { return row_bytes_.size(); }
 
   size_t row_bytes(size_t region) const { return row_bytes_[region]; }
@@ -60,13 +67,13 @@ class Geometry {
     return row_bytes_[region] * tokens_per_block_;
   }
   size_t range_region_offset(size_t region) const {
-    return region_start_[region] * blocks_per_range_;
+    return region_start_[region] * slots_per_range();
   }
   size_t heap_region_offset(size_t region) const {
     return region_start_[region] * blocks_per_heap_;
   }
   size_t block_bytes() const { return block_bytes_; }
-  size_t range_bytes() const { return block_bytes_ * blocks_per_range_; }
+  size_t range_bytes() const { return block_bytes_ * slots_per_range(); }
   size_t heap_bytes() const { return block_bytes_ * blocks_per_heap_; }
 
   bool operator==(const Geometry&) const = default;
@@ -83,6 +90,7 @@ class Geometry {
   size_t tokens_per_block_;
   size_t blocks_per_heap_;
   size_t blocks_per_range_;
+  size_t ring_blocks_;
   std::vector<size_t> row_bytes_;
   std::vector<size_t> region_start_;  // offset of each region in a block, in bytes
   size_t block_bytes_ = 0;

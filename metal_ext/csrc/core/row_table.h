@@ -29,6 +29,13 @@ class RowTable {
   struct Row {
     const AddressRange* range;
     size_t position;
+    int64_t shift;  // see AddressRange::MappedRun
+
+    // Returns the address at which the region's token 0 would lie if all tokens were mapped.
+    std::byte* region(size_t index) const {
+      return range->region(index) +
+             shift * static_cast<int64_t>(range->geometry().row_bytes(index));
+    }
   };
 
   // The most rows. A table of this many rows takes 256 MiB, and a step has far fewer.
@@ -58,7 +65,8 @@ class RowTable {
       checked_between(
           "number of rows", static_cast<int64_t>(rows_.size()) + segment.count, 1, kMaxRows);
       for (int64_t i = 0; i < segment.count; ++i) {
-        rows_.push_back({segment.range.get(), static_cast<size_t>(segment.start + i)});
+        rows_.push_back(
+            {segment.range.get(), static_cast<size_t>(segment.start + i), mapped.shift});
       }
     }
   }

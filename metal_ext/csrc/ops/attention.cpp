@@ -28,10 +28,10 @@ struct Attention {
   Workers workers;
 
   const void* keys(const RowTable::Row& row) const {
-    return row.range->region(static_cast<size_t>(layer.key_region));
+    return row.region(static_cast<size_t>(layer.key_region));
   }
   const void* values(const RowTable::Row& row) const {
-    return row.range->region(static_cast<size_t>(layer.value_region));
+    return row.region(static_cast<size_t>(layer.value_region));
   }
   // Writes a row of the queries to `prepared`, scaled and in the order that kernels read.
   void prepare(const mx::array& queries, size_t row, float* copy, float* prepared) const {

@@ -63,22 +63,26 @@ void check_row_bytes(const Geometry& geometry, const Layer& layer, size_t row_by
   }
 }
 
-mx::Shape check_view(
-    const AddressRange& range, int64_t region, int64_t tokens, int64_t kv_heads, int64_t head_dim,
-    mx::Dtype type) {
+std::pair<mx::Shape, size_t> check_view(
+    const AddressRange& range, int64_t region, int64_t first, int64_t tokens, int64_t kv_heads,
+    int64_t head_dim, mx::Dtype type) {
   const Geometry& geometry = range.geometry();
   checked_between("region", region, 0, static_cast<int64_t>(geometry.regions()) - 1);
   checked_between("tokens", tokens, 1, kMaxTokens);
-  // Tokens behind a window may be unmapped. A caller must not read their part of the view.
-  checked_run("mapped tokens", 0, tokens, range.mapped_run(static_cast<size_t>(tokens - 1)).end);
+  const auto mapped = range.mapped_run(static_cast<size_t>(tokens - 1));
+  checked_run("mapped tokens", first, tokens - first, mapped.end);
+  require<std::out_of_range>(
+      static_cast<size_t>(first) >= mapped.first, "the first token is ", first, "; those before ",
+      mapped.first, " are unmapped");
   const auto row = static_cast<int64_t>(geometry.row_bytes(static_cast<size_t>(region)));
   checked_between("kv_heads", kv_heads, 1, row);
   checked_between("head_dim", head_dim, 1, row);
   require<std::invalid_argument>(
       kv_heads * head_dim * static_cast<int64_t>(mx::size_of(type)) == row, "region ", region,
       " has rows of ", row, " bytes; that shape and type do not fill them");
-  return {narrowed<int>("tokens", tokens), narrowed<int>("kv_heads", kv_heads),
-          narrowed<int>("head_dim", head_dim)};
+  return {{narrowed<int>("tokens", tokens - first), narrowed<int>("kv_heads", kv_heads),
+           narrowed<int>("head_dim", head_dim)},
+          static_cast<size_t>((first + mapped.shift) * row)};
 }
 
 void show(mx::array& view, mx::allocator::Data memory, size_t offset) {

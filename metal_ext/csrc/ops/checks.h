@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "core/checked.h"
 #include "core/geometry.h"
@@ -26,10 +27,11 @@ void check_projected(
 void check_heads(
     const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads);
 void check_row_bytes(const Geometry& geometry, const Layer& layer, size_t row_bytes);
-// Checks that a region's first `tokens` rows are mapped. Returns [tokens, kv_heads, head_dim].
-mx::Shape check_view(
-    const AddressRange& range, int64_t region, int64_t tokens, int64_t kv_heads, int64_t head_dim,
-    mx::Dtype type);
+// Checks that a region's rows [first, tokens) are mapped. Returns their shape, and their offset from
+// the region's start in bytes.
+std::pair<mx::Shape, size_t> check_view(
+    const AddressRange& range, int64_t region, int64_t first, int64_t tokens, int64_t kv_heads,
+    int64_t head_dim, mx::Dtype type);
 // Checks the arguments for a copy of a block's first `tokens` rows. Returns the bytes to copy.
 size_t check_block_copy(
     const AddressRange& source, int64_t source_block, const AddressRange& target,

@@ -114,10 +114,10 @@ mx::array chunk_attention(
     const mx::array& token, const mx::array& queries, const Rows& rows, int64_t segment,
     const Layer& layer, int64_t kv_heads, const Softmax& softmax, const Workers& workers);
 
-// Returns a view of a region's first `tokens` rows, valid while they are mapped.
+// Returns a view of a region's rows [first, tokens), valid while they are mapped.
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
-    int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type);
+    int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type, int64_t first);
 
 // Returns an alias whose data_size is 0. Throws std::invalid_argument for an array that is not
 // evaluated.

@@ -15,19 +15,19 @@ constexpr size_t kSizeField = sizeof(size_t);
 
 class RegionView final : public CpuPrimitive {
  public:
-  RegionView(std::shared_ptr<AddressRange> range, size_t region)
-      : CpuPrimitive("region_view"), range_(std::move(range)), region_(region) {}
+  RegionView(std::shared_ptr<AddressRange> range, size_t offset)
+      : CpuPrimitive("region_view"), range_(std::move(range)), offset_(offset) {}
 
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>& out) override {
     mx::allocator::Data memory(
         mx::allocator::Buffer(range_->region(0) - kSizeField),
         [keep = range_](mx::allocator::Buffer) {});
-    show(out[0], std::move(memory), range_->geometry().range_region_offset(region_));
+    show(out[0], std::move(memory), offset_);
   }
 
  private:
   std::shared_ptr<AddressRange> range_;
-  size_t region_;
+  size_t offset_;
 };
 
 // Copies the K and V of a block's first `tokens` tokens to another block.
@@ -45,8 +45,8 @@ struct BlockCopy {
     for (size_t region = 0; region < shape.regions(); ++region) {
       const size_t block = shape.region_block_bytes(region);
       const size_t bytes = tokens * shape.row_bytes(region);
-      std::memcpy(target->region(region) + target_block * block,
-                  source->region(region) + source_block * block, bytes);
+      std::memcpy(target->region(region) + target->slot(target_block) * block,
+                  source->region(region) + source->slot(source_block) * block, bytes);
       counter->add(bytes);
     }
   }
@@ -56,11 +56,12 @@ struct BlockCopy {
 
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
-    int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type) {
+    int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type, int64_t first) {
   check_on_host(*range);
-  const mx::Shape shape = check_view(*range, region, tokens, kv_heads, head_dim, type);
-  return mx::array(
-      shape, type, std::make_shared<RegionView>(range, static_cast<size_t>(region)), {token});
+  const auto [shape, offset] =
+      check_view(*range, region, first, tokens, kv_heads, head_dim, type);
+  const size_t start = range->geometry().range_region_offset(static_cast<size_t>(region));
+  return mx::array(shape, type, std::make_shared<RegionView>(range, start + offset), {token});
 }
 
 mx::array uncounted(const mx::array& array, bool transposable) {

@@ -18,7 +18,7 @@ void write_row(
     const RowTable::Row& place, int64_t region, const float* source, const cpu::HeadShape& shape,
     const cpu::Kernels& kernels) {
   std::byte* const target =
-      place.range->region(static_cast<size_t>(region)) + place.position * shape.row_bytes();
+      place.region(static_cast<size_t>(region)) + place.position * shape.row_bytes();
   if (shape.type == cpu::KVType::float32) {
     std::memcpy(target, source, shape.row_bytes());
   } else {

@@ -115,10 +115,14 @@ void DeviceRange::note_use(uint64_t epoch, size_t start, size_t count) {
       epoch <= context_->epochs.newest() && epoch > context_->epochs.completed(), "epoch ", epoch,
       " is not in flight");
   // Rule: a step uses only rows whose mapping is complete.
-  const size_t mapped = mapped_run(start).end;
+  const MappedRun mapped = mapped_run(start);
   require<std::logic_error>(
-      start + count <= mapped, "a step cannot use tokens up to ", start + count, ": ", mapped,
-      " are mapped");
+      start + count <= mapped.end, "a step cannot use tokens up to ", start + count, ": ",
+      mapped.end, " are mapped");
+  // Rule: no step reads at other addresses of a ring what a step in flight writes.
+  require<std::logic_error>(mapped.shift == shift_ || last_used_ <= context_->epochs.completed(),
+                            "a step in flight uses other addresses of the range");
+  shift_ = mapped.shift;
   for (size_t b = first; b < end; ++b) {
     places_[b].heap->ledger().require_writable(places_[b].block, this);
   }

@@ -90,6 +90,7 @@ class DeviceRange : public AddressRange {
   const std::shared_ptr<Context> context_;
   std::vector<Place> places_;
   uint64_t last_used_ = 0;  // the epoch of the newest step that may touch the range
+  int64_t shift_ = 0;       // of that step's rows (MappedRun)
 };
 
 }  // namespace quire::metal

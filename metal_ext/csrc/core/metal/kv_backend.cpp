@@ -20,6 +20,9 @@ KVBackend::KVBackend(NS::SharedPtr<MTL::Device> device, const Options& options) 
   switch (options.kind) {  // checks that depend on no device come first
     case Kind::sparse:
       sparse_page_size(options.geometry.page_bytes());
+      if (options.geometry.ring_blocks() > 0) {
+        require_equal_rows(options.geometry);
+      }
       break;
     case Kind::paged:
       require_equal_rows(options.geometry);

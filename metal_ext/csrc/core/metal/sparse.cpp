@@ -10,7 +10,7 @@
 namespace quire::metal {
 
 BufferPlan::BufferPlan(const Geometry& geometry, size_t max_buffer_bytes) {
-  const size_t blocks = geometry.blocks_per_range();
+  const size_t blocks = geometry.slots_per_range();
   for (size_t layer = 0; layer < geometry.regions(); layer += 2) {
     const size_t end = std::min(layer + 2, geometry.regions());
     size_t layer_bytes = 0;
@@ -99,16 +99,19 @@ std::vector<std::vector<MappingOperation>> SparseBufferRange::operations(
     MTL::SparseTextureMappingMode mode, size_t heap_block, size_t block, size_t count) const {
   const Geometry& shape = geometry();
   const size_t page = shape.page_bytes();
+  const std::vector<SlotRun> runs = slot_runs(block, count);
   std::vector<std::vector<MappingOperation>> operations(buffers_.size());
   for (size_t region = 0; region < shape.regions(); ++region) {
     const RegionPlace& at = plan_->places[region];
     const size_t bytes = shape.region_block_bytes(region);
-    const size_t from = shape.heap_region_offset(region) + heap_block * bytes;
-    operations[at.buffer].push_back({
-        .mode = mode,
-        .bufferRange = NS::Range((at.offset + block * bytes) / page, count * bytes / page),
-        .heapOffset = mode == MTL::SparseTextureMappingModeMap ? from / page : 0,
-    });
+    for (const SlotRun& run : runs) {
+      const size_t from = shape.heap_region_offset(region) + (heap_block + run.skipped) * bytes;
+      operations[at.buffer].push_back({
+          .mode = mode,
+          .bufferRange = NS::Range((at.offset + run.slot * bytes) / page, run.count * bytes / page),
+          .heapOffset = mode == MTL::SparseTextureMappingModeMap ? from / page : 0,
+      });
+    }
   }
   return operations;
 }
@@ -124,7 +127,7 @@ void SparseBufferRange::begin_map(const Run& run) {
 
 uint64_t SparseBufferRange::address(size_t region_index, size_t block) const {
   return reinterpret_cast<uint64_t>(region(region_index)) +
-         block * geometry().region_block_bytes(region_index);
+         slot(block) * geometry().region_block_bytes(region_index);
 }
 
 void SparseBufferRange::add_zeros(const Run& run, std::vector<BlockArguments>& zeros) const {

@@ -36,13 +36,14 @@ struct RegionView {
   DeviceMemory kv_backend;
   std::shared_ptr<AddressRange> range;
   size_t region;
+  size_t offset;
 
   void encode(Encoder&, const std::vector<mx::array>&, std::vector<mx::array>& out) const {
     const metal::BufferPlace place = kv_backend->memory->own(*range).view(region);
     mx::allocator::Data memory(
         as_mlx_buffer(place.buffer),
         [range = range, kv_backend = kv_backend](mx::allocator::Buffer) {});
-    show(out[0], std::move(memory), place.offset);
+    show(out[0], std::move(memory), place.offset + offset);
   }
 };
 
@@ -83,12 +84,13 @@ std::pair<mx::array, mx::array> device::gather(
 mx::array device::region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,
-    const DeviceMemory& kv_backend) {
+    const DeviceMemory& kv_backend, int64_t first) {
   if (kv_backend->memory->kind() == metal::Kind::paged) {
     throw std::invalid_argument(
         "a paged region lies in no one array: metal_ext.gather copies its rows into one");
   }
-  const mx::Shape shape = check_view(*range, region, tokens, kv_heads, head_dim, type);
+  const auto [shape, offset] =
+      check_view(*range, region, first, tokens, kv_heads, head_dim, type);
   const auto row = kv_backend->by_address.find(range.get());
   if (row != kv_backend->by_address.end() &&
       row->second > kv_backend->memory->epochs().completed()) {
@@ -99,7 +101,8 @@ mx::array device::region_view(
   kv_backend->memory->own(*range);
   return mx::array(
       shape, type,
-      device_operation("region_view", RegionView{kv_backend, range, static_cast<size_t>(region)}),
+      device_operation(
+          "region_view", RegionView{kv_backend, range, static_cast<size_t>(region), offset}),
       {token});
 }
 

@@ -39,13 +39,13 @@ std::pair<mx::array, mx::array> gather(
     const mx::array& token, const DeviceRows& rows, int64_t segment, int64_t first, int64_t tokens,
     const Layer& layer, int64_t kv_heads, int64_t head_dim, const DeviceMemory& kv_backend);
 
-// Returns a view of a region's first `tokens` rows, valid while they are mapped. Throws
+// Returns a view of a region's rows [first, tokens), valid while they are mapped. Throws
 // std::invalid_argument if memory is paged. Throws std::logic_error if a step with a single row of
 // this range still runs; gather() copies such rows in order.
 mx::array region_view(
     const mx::array& token, const std::shared_ptr<AddressRange>& range, int64_t region,
     int64_t tokens, int64_t kv_heads, int64_t head_dim, mx::Dtype type,
-    const DeviceMemory& kv_backend);
+    const DeviceMemory& kv_backend, int64_t first);
 
 std::pair<mx::array, mx::array> gated_delta(
     const mx::array& token, const mx::array& qkv, const mx::array& z, const mx::array& a,

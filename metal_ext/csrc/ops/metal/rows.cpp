@@ -88,7 +88,10 @@ void MetalRows::find_entries() {
             memory.own(*segment.range).page_addresses((end + tokens - 1) / tokens);
         pages.insert(pages.end(), addresses.begin(), addresses.end());
       } else {
-        entry.base = memory.own(*segment.range).row_base(buffer);
+        const auto shift = static_cast<uint64_t>(
+            segment.range->mapped_run(static_cast<size_t>(segment.start)).shift);
+        entry.base = memory.own(*segment.range).row_base(buffer) +
+                     shift * memory.geometry().row_bytes(0);  // a ring's rows have one length
       }
       for (; entry.position < end; ++entry.position) {
         entries.push_back(entry);
