@@ -40,10 +40,11 @@ def plan_for_this_machine(
         trial = KVBackendChoice(kv_backend, ())
         memory = plan_on(trial, config, checkpoint, budget_bytes).memory
         layers, layout, buffers = memory.layout.shape.layers, memory.layout, memory.max_buffers
+        tokens = {group: group.address_bytes // group.bytes_per_token for group in layout.groups}
         return [
             (
                 group.page_bytes,
-                CacheSize(layers.count(spec), spec, layout.max_tokens, group.heap_bytes, buffers),
+                CacheSize(layers.count(spec), spec, tokens[group], group.heap_bytes, buffers),
             )
             for spec, group in zip(layout.shape.specs, layout.groups, strict=True)
         ]

@@ -94,7 +94,8 @@ class BlockAllocator:
         if not self.may_map and own.buffer.count_premapped(blocks) < len(blocks):
             self.wants_mapping_point = True
             return False
-        return not blocks or self._buffers.map(own.buffer, blocks, writable=False)
+        fits = len(blocks) <= self._buffers.places_left(own.buffer)
+        return not blocks or (fits and self._buffers.map(own.buffer, blocks, writable=False))
 
     def grow(self, own: SequenceBlocks, num_tokens: int) -> bool:
         """Map the missing blocks for tokens [0, num_tokens). Return False and map nothing if too
@@ -107,7 +108,8 @@ class BlockAllocator:
         missing = needed - buffer.table.end
         if missing <= 0:
             return True
-        if missing - buffer.reserved_blocks > self.available_blocks:
+        places = self._buffers.places_left(buffer)
+        if missing > places or missing - buffer.reserved_blocks > self.available_blocks:
             return False
         if not self.may_map and len(buffer.usable_premapped(missing)) < missing:
             self.wants_mapping_point = True
@@ -129,6 +131,7 @@ class BlockAllocator:
         missing = self._group.blocks_for(ahead) - buffer.table.end
         if missing > buffer.reserved_blocks + self.available_blocks - self._num_sequences:
             missing = min(missing, buffer.reserved_blocks)
+        missing = min(missing, self._buffers.places_left(buffer))
         if missing <= 0 or buffer.pending:
             return
         blocks = self._take(own, missing)
@@ -160,6 +163,7 @@ class BlockAllocator:
         free = self._pool.takeable_blocks if self.spares_heaps else self._pool.free_blocks
         room = min(wanted - premapped, max(few, free - all_premapped))
         room = min(room, self.available_blocks - premapped - self._num_sequences)
+        room = min(room, self._buffers.places_left(buffer) - premapped)
         return premapped + room if room > 0 else 0
 
     def set_limit(self, blocks: int) -> int:

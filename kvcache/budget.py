@@ -8,6 +8,7 @@ it is killed. On a GPU, "machine" is the GPU's working set, the memory that a GP
 memory is then no limit, because macOS compresses other programs' memory to make room."""
 
 import sys
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -289,12 +290,14 @@ def _within_addresses(plan: MemoryPlan, request: CacheRequest) -> MemoryPlan:
     if request.address_bytes is None or request.kv_backend is not KVBackend.SPARSE:
         return plan
     room, layout = request.address_bytes // ADDRESS_PARTS, plan.layout
-    blocks = room // (plan.max_num_seqs + 1) // layout.block_bytes
+    size = layout.tokens_per_block
+    lengths = range(size, layout.blocks_for(plan.max_model_len) * size + 1, size)
+    share = room // (plan.max_num_seqs + 1)
+    fitting = bisect_right(lengths, share, key=lambda n: layout.shortened(n).address_bytes)
     shortest = request.max_model_len or SMALLEST_CONTEXT_TOKENS
-    max_len = min(plan.max_model_len, max(shortest, blocks * layout.tokens_per_block))
+    max_len = min(plan.max_model_len, max(shortest, fitting * size))
     layout = layout.shortened(max_len)
-    buffer_bytes = layout.blocks_for(max_len) * layout.block_bytes
-    buffers = min(plan.max_buffers, max(2, room // buffer_bytes))
+    buffers = min(plan.max_buffers, max(2, room // layout.address_bytes))
     sequences, note = min(plan.max_num_seqs, buffers - 1), plan.note
     if (max_len, sequences) != (plan.max_model_len, plan.max_num_seqs):
         note = (
@@ -418,6 +421,8 @@ def _limited(group: Group, request: CacheRequest, max_len: int, shared: int) -> 
         largest = group.most_blocks(max_len, request.max_num_batched_tokens)
         # As many blocks again keep prefixes.
         useful = max(largest, min(2 * useful + largest - kept, shared))
+        if request.kv_backend is KVBackend.SPARSE:
+            group = group.with_ring(request.max_num_batched_tokens)
     elif request.settings.kv_budget_bytes is not None:
         return group
     heaps = -(-useful // group.blocks_per_heap)

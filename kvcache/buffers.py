@@ -19,6 +19,7 @@ class BufferPool:
         # blocks exist only on a GPU, which has no limit of mappings.
         assert backend.maps_while_running or backend.mapping_limit is None
         self._regions = len(group.regions)
+        self._most_mapped = group.most_mapped
         self._blocks_per_heap = group.blocks_per_heap
         self._pool = pool
         self._backend = backend
@@ -107,6 +108,10 @@ class BufferPool:
         runs = len(table.runs) + 2 + new_blocks // self._blocks_per_heap
         return self._mappings + self._regions * runs <= limit
 
+    def places_left(self, buffer: SparseBuffer) -> int:
+        """Return how many blocks may be mapped in a buffer, beside those that a sequence holds."""
+        return self._most_mapped - sum(len(table.blocks) for table in buffer.tables)
+
     def map(self, buffer: SparseBuffer, blocks: list[Block], *, writable: bool) -> bool:
         """Map blocks at the end of the page table, except blocks that are mapped there already.
         Return False and change nothing if the limit of mappings is reached or the system
@@ -159,13 +164,13 @@ class BufferPool:
         Return the blocks of the refused and the later mappings."""
         place = length = buffer.mapped_blocks
         for item in buffer.pending:
-            self._wait(item.ticket)
+            self.wait(item.ticket)
             refused = self._backend.refused(item.ticket)
             self.mapped_blocks += 0 if refused else item.count
             if not refused and place == length:
                 length += item.count
             elif not refused:
-                self._wait(self._backend.unmap(buffer.number, place, item.count))
+                self.wait(self._backend.unmap(buffer.number, place, item.count))
                 self.unmapped_blocks += item.count
             place += item.count
         buffer.pending.clear()
@@ -258,7 +263,7 @@ class BufferPool:
         if not self._backend.maps_while_running:
             return self._cut_premapped(buffer, length)
         if mapped:
-            self._wait(self._backend.unmap(buffer.number, length, mapped))
+            self.wait(self._backend.unmap(buffer.number, length, mapped))
             self.unmapped_blocks += mapped
         return self._cut(buffer, length)
 
@@ -287,7 +292,7 @@ class BufferPool:
         self._mappings += sign * buffer.mappings(self._regions)
         self.reserved_blocks += sign * buffer.reserved_blocks
 
-    def _wait(self, ticket: int) -> None:
+    def wait(self, ticket: int) -> None:
         if not self._backend.wait(ticket, MAPPING_LIMIT_S):
             raise BackendFailedError(f"a mapping operation took over {MAPPING_LIMIT_S:.0f} s")
 
@@ -299,6 +304,7 @@ class BufferPool:
         assert all(not b.held and not b.table.first and not b.table.runs for b in self._idle)
         for buffer in buffers:
             assert all(buffer.number in block.premapped_by for block in buffer.premapped)
+            assert len(buffer.premapped) <= self.places_left(buffer)
             assert self._pool.free_premapped[buffer.number] == sum(
                 b.state is BlockState.FREE for b in buffer.premapped
             )

@@ -177,6 +177,9 @@ class Group:
     """See KVSpec."""
     useful_blocks: int | None = None
     """The number of blocks that all sequences and their prefixes can use, or None for any."""
+    ring_blocks: int = 0
+    """If not 0, a buffer has two addresses for each of so many blocks, where that is shorter than
+    one for each block of a context (a ring: metal_ext/csrc/core/geometry.h)."""
 
     @cached_property
     def bytes_per_token(self) -> int:
@@ -195,8 +198,27 @@ class Group:
         """The number of tokens that fit into the addresses of one sparse buffer."""
         return self.tokens_per_block * self.blocks_per_buffer
 
+    @cached_property
+    def has_ring(self) -> bool:
+        return 0 < 2 * self.ring_blocks < self.blocks_per_buffer
+
+    @cached_property
+    def most_mapped(self) -> int:
+        """The most blocks that may be mapped in a buffer at one time."""
+        return self.ring_blocks if self.has_ring else self.blocks_per_buffer
+
+    @cached_property
+    def address_bytes(self) -> int:
+        return self.block_bytes * self.most_mapped * (2 if self.has_ring else 1)
+
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.tokens_per_block)
+
+    def with_ring(self, step_tokens: int) -> "Group":
+        """Return the group with the shortest ring: for the most blocks that a sequence needs, or
+        for two windows, which a sequence has while it goes on behind blocks of others."""
+        tokens = self.window + max(self.window, step_tokens)
+        return replace(self, ring_blocks=self.blocks_for(tokens) + 2)
 
     def kept_blocks(self, tokens: int) -> int:
         """Return the number of blocks that a sequence of ``tokens`` keeps between two steps."""
@@ -247,6 +269,10 @@ class KVLayout:
         blocks = self.blocks_for(max_tokens)
         groups = [replace(group, blocks_per_buffer=blocks) for group in self.groups]
         return replace(self, groups=tuple(groups))
+
+    @cached_property
+    def address_bytes(self) -> int:
+        return sum(group.address_bytes for group in self.groups)
 
     def blocks_for(self, tokens: int) -> int:
         return self.groups[0].blocks_for(tokens)

@@ -292,4 +292,5 @@ def native_geometry(group: Group) -> metal_ext.Geometry:
         blocks_per_heap=group.blocks_per_heap,
         blocks_per_range=group.blocks_per_buffer,
         region_row_bytes=[region.row_bytes for region in group.regions],
+        ring_blocks=group.ring_blocks if group.has_ring else 0,
     )

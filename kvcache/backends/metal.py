@@ -113,7 +113,7 @@ class MetalStepRows(StepRows):
             return metal_ext.gather(order, *where, *heads, self._executor)
         buffer, shape = self._ranges[rows.buffer], (tokens, *heads, layer.dtype)
         keys, values = (
-            metal_ext.region_view(order, buffer, region, *shape, self._executor)[first:]
+            metal_ext.region_view(order, buffer, region, *shape, self._executor, first)
             for region in (layer.keys, layer.values)
         )
         return keys, values

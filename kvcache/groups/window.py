@@ -92,9 +92,15 @@ class WindowGroup(FullGroup):
 
     def _want_point(self) -> bool:
         """Ask for a mapping point if blocks can only be unmapped at one. Return False."""
-        if not self.allocator.may_map and (self._closed or self._leaves):
+        if not self._may_leave and (self._closed or self._leaves):
             self.allocator.wants_mapping_point = True
         return False
+
+    @property
+    def _may_leave(self) -> bool:
+        """True if blocks may be unmapped. In a ring, those that stay get other addresses by that: a
+        GPU must have completed all steps that wrote them (MTL4VisibilityOptionResourceAlias)."""
+        return self.allocator.is_at_mapping_point if self.group.has_ring else self.allocator.may_map
 
     @property
     def _leaves(self) -> bool:
@@ -116,15 +122,18 @@ class WindowGroup(FullGroup):
         """Also let go of the blocks that no sequence needs. A sealed block was computed by a step
         that has completed, so that no step runs that began before the block's end."""
         super()._advance()
-        if not self.allocator.may_map:
+        if not self._may_leave:
             return
         # At a mapping point, memory is used after it was unmapped, whatever the ticket.
-        done = self.backend.completed_ticket() if self._maps_while_running else math.inf
+        waits, at_point = self.group.has_ring, not self._maps_while_running
+        done = math.inf if waits or at_point else self.backend.completed_ticket()
         for own in self._open.values():
             first = self._first(own.sealed_blocks)
             if first > own.table.first:
                 self.buffers.leave(own.buffer, first)
-            self.buffers.unmap_leaving(own.buffer)
+            ticket = self.buffers.unmap_leaving(own.buffer)
+            if waits:
+                self.buffers.wait(ticket)
             for table in self.buffers.take_left(own.buffer, done):
                 self._let_go(own, table)
 

@@ -176,6 +176,8 @@ def test_windows_sinks_and_softcaps_are_mlx_lms_over_prompts_of_several_windows(
     spec = replace(SPEC, num_hidden_layers=4)
     answers, folder = Answers.empty(), write_hybrid(tmp_path, spec, gain=2.0, **fields)
     loop = metal_loop(folder, kv_backend, answers)
+    has_rings = [group.has_ring for group in loop._kv._layout.groups]
+    assert any(has_rings) == (kv_backend is KVBackend.SPARSE)
     prompts = {n: random_prompt(length, n) for n, length in enumerate((1, 39, 40, 41, 90, 160))}
     check_answers(loop, answers, folder, prompts)
     loop.close()

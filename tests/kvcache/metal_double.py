@@ -90,6 +90,7 @@ class Geometry:
     blocks_per_heap: int
     blocks_per_range: int
     region_row_bytes: list[int]
+    ring_blocks: int
 
     @property
     def heap_bytes(self) -> int:
@@ -204,6 +205,8 @@ class Mapper:
                 heap.sealed.add(heap_block + i)
             place.append((its, block + i))
             its.mapped[block + i] = (heap, heap_block + i, writable)
+        if 0 < heap.geometry.ring_blocks < len(its.mapped):
+            raise MistakeError("blocks of a ring lie over one another")
         return ticket
 
     def unmap(self, its: Range, block: int, count: int) -> int:
@@ -517,12 +520,13 @@ class Operations:
         head_dim: int,
         dtype: mx.Dtype,
         backend: KVBackend,
+        first: int = 0,
     ) -> mx.array:
         if backend.kind == "paged":
             raise ValueError("rows of a paged range lie in no one array")
         self.device.calls.append("region_view")
         layer = Layer(region, region, dtype)
-        return self._read(its, region, tokens, kv_heads, head_dim, layer, backend)
+        return self._read(its, region, tokens, kv_heads, head_dim, layer, backend)[first:]
 
     def gather(
         self,

@@ -375,6 +375,12 @@ class StrictMemory:
                 raise MistakeError(
                     f"block {number} of buffer {buffer} {old.state.value} and is mapped over"
                 )
+        if self.group.has_ring:
+            mapped = [number for its, number in self.mappings if its == buffer]
+            if len(mapped) + count > self.group.ring_blocks:
+                raise MistakeError(f"buffer {buffer} has no place for {count} more blocks")
+            if mapped and max(mapped) >= block:
+                raise MistakeError(f"block {block} of buffer {buffer} lies before a mapped one")
 
     def _begin(
         self, buffer: int, number: int, block: Block, writable: bool, state: MappingState

@@ -367,6 +367,24 @@ def test_windows_take_a_third_at_most_and_the_context_has_the_rest(
     assert f"{gib(sizes[1])} for windows of {window} tokens" in "\n".join(found.lines())
 
 
+@pytest.mark.parametrize(("sequences", "tokens"), [(32, 18_000), (4, 131_072)])
+def test_windows_leave_a_gpus_addresses_to_layers_that_need_a_context(
+    sequences: int, tokens: int
+) -> None:
+    request = replace(asked(), kv_backend=KVBackend.SPARSE, max_num_seqs=sequences)
+    request = replace(request, address_bytes=1 << 39)  # of an M1 or M2
+    shape = windowed("gemma-3-27b")
+    found = plan(ROOMY, request, 131_072, shape)
+    full, window = found.layout.groups
+    assert not full.has_ring
+    assert window.most_blocks(131_072, request.max_num_batched_tokens) <= window.ring_blocks
+    assert found.layout.address_bytes * (found.max_num_seqs + 1) <= 1 << 37
+    assert (found.max_num_seqs, found.max_model_len >= tokens) == (sequences, True)
+    assert plan(ROOMY, request, 131_072, shape.without_windows()).max_model_len < tokens / 2
+    short = plan(ROOMY, replace(request, max_model_len=4096), 131_072, shape).layout.groups[1]
+    assert short.address_bytes == short.block_bytes * short.blocks_per_buffer, "no ring is shorter"
+
+
 @pytest.mark.parametrize("model", WINDOWED)
 def test_sequences_are_as_many_as_windows_fit_beside_one_prompt(model: str) -> None:
     small = asked(kv_budget_bytes=8 * GIB, max_model_len=32_768)

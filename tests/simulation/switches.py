@@ -84,6 +84,13 @@ def _chunks(world: World, most: int, rng: Random) -> World:
     return replace(world, max_num_batched_tokens=most, min_budget_tokens=rng.randint(1, most))
 
 
+def _rings(world: World, _: bool, __: Random) -> World:
+    """Give sequences as few addresses as there can be behind windows."""
+    step = world.max_num_batched_tokens
+    groups = (g.with_ring(step) if g.window else g for g in world.layout.groups)
+    return replace(world, layout=replace(world.layout, groups=tuple(groups)))
+
+
 def _slack(world: World, part: float, _: Random) -> World:
     heaps = round(part * world.heaps)
     return replace(world, free_slack_bytes=heaps * world.layout.groups[0].heap_bytes)
@@ -139,6 +146,7 @@ SWITCHES = (
     Switch("prefix-keep", (1000.0, 10.0, 0.2, 0.0), "prefix_keep_s"),
     # The steps.
     Switch("chunks", (1024, 1, 3, 8, 16, 40, 64), _chunks),
+    Switch("rings", (False, True), _rings),
     Switch("overlap", (False, True, True, True), "overlap"),
     Switch("lag", (0, 1, 1, 2, 4), "longest_lag"),
     # The memory.
