@@ -136,16 +136,17 @@ void CommandBuffer::check_residency(const Command& command, const Touched& page)
   }
 }
 
-// What may be touched at once: a page that stands at several addresses is written by nobody, and
+// What may be touched at once: a page that stands in several buffers is written by nobody, and
 // what a command writes no other queue touches, and nobody through another address.
 void CommandBuffer::check_page(const std::string& what, const Touched& page) const {
   if (page.write && page.buffer->sparse()) {
     const auto& places = static_cast<const Heap*>(page.memory)->addresses_of_page;
     const auto at = places.find(page.memory_page);
-    if (at != places.end() && at->second.size() > 1) {
-      report(
-          what + " writes a page that stands at " + std::to_string(at->second.size()) +
-          " addresses");
+    const auto elsewhere = [&](uint64_t address) {
+      return address - page.buffer->gpu_address() >= page.buffer->length();
+    };
+    if (at != places.end() && std::any_of(at->second.begin(), at->second.end(), elsewhere)) {
+      report(what + " writes a page that stands in another buffer, too");
     }
   }
   for (const CommandBuffer* other : Machine::current().in_flight) {

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine.build import build_engine, plan_engine
+from engine.config import EngineConfig
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.models.forward import Forward
@@ -21,6 +22,7 @@ from kvcache.backends.choice import KVBackend, KVBackendChoice
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import YARN
 from tests.engines import CONFIG, Answers, request_of, run_dry
+from tests.families import GEMMA3, GPT_OSS
 from tests.metal.graph import _standin
 from tests.metal.graph.stage import take_mistakes
 from tests.models import SMALL, write_model
@@ -53,6 +55,9 @@ HEADS: dict[str, Any] = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
 }
+# Blocks have 32 tokens, so that sequences go around a ring of six of them two times and more.
+WINDOWED = replace(SPEC, num_attention_heads=8, num_key_value_heads=4)
+SHORT_STEPS = replace(CONFIGURED, max_model_len=2048, max_num_batched_tokens=64)
 COMMON, NEW_TOKENS, FORKED = 200, 40, 3
 LENGTHS = (1, 31, 32, 33, 100, 250)
 
@@ -69,6 +74,7 @@ def said(
     *,
     bold: bool = True,
     system: bool = False,
+    configured: EngineConfig = CONFIGURED,
 ) -> tuple[dict[int, list[int]], int, int]:
     """What an engine says to prompts of which half begin alike; how many tokens it found computed,
     and how often it ran out of memory. bold: whether memory is mapped while steps run. system:
@@ -77,7 +83,7 @@ def said(
     common = rng.integers(0, SPEC.vocab_size, COMMON).tolist()
     # On the CPU that is asked first, steps do not overlap.
     config = replace(
-        CONFIGURED,
+        configured,
         kv_backend=kv_backend.setting,  # type: ignore[arg-type]
         kv_budget_bytes=budget,
         overlap=kv_backend.on_gpu,
@@ -86,6 +92,8 @@ def said(
     choice = KVBackendChoice(kv_backend, ("as the check wants it",), maps_while_running=bold)
     _standin.allow_maps_beside_commands(bold and kv_backend is KVBackend.SPARSE)
     plan = plan_engine(config, read_checkpoint(folder), machine, choice)
+    has_ring = any(group.has_ring for group in plan.memory.layout.groups)
+    assert has_ring == (configured is SHORT_STEPS and kv_backend is KVBackend.SPARSE)
     answers = Answers.empty()
     resident = _standin.residency()["buffers"]
     with pytest.MonkeyPatch.context() as patch:
@@ -120,9 +128,11 @@ def read_by(loop: EngineLoop) -> Sequence[mx.array]:
 
 
 @cache
-def right(folder: Path, *, system: bool = False) -> dict[int, list[int]]:
+def right(
+    folder: Path, *, system: bool = False, configured: EngineConfig = CONFIGURED
+) -> dict[int, list[int]]:
     """What the CPU's own engine says."""
-    return said(folder, KVBackend.POSIX, ROOMY, system=system)[0]
+    return said(folder, KVBackend.POSIX, ROOMY, system=system, configured=configured)[0]
 
 
 @pytest.mark.parametrize("budget", [ROOMY, TIGHT])
@@ -185,3 +195,20 @@ def test_so_are_those_of_a_model_with_recurrent_layers(
         f"{sum(map(len, tokens.values()))} tokens as on the CPU, {found} found computed, "
         f"{preempted} preempted; {_standin.counts()['commands'] - before} commands"
     )
+
+
+@pytest.fixture(scope="module", params=[GEMMA3, GPT_OSS], ids=["Gemma 3", "gpt-oss"])
+def windowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("windowed")
+    return write_hybrid(folder, WINDOWED, gain=3.0, seed=5, **request.param)
+
+
+@pytest.mark.parametrize(("kind", "bold"), MODES)
+def test_so_are_those_of_models_with_windows_around_the_rings_of_their_addresses(
+    windowed: Path, kind: KVBackend, bold: bool
+) -> None:
+    tokens, found, _ = said(windowed, kind, ROOMY, bold=bold, configured=SHORT_STEPS)
+    assert tokens == right(windowed, configured=SHORT_STEPS)
+    assert len({token for its in tokens.values() for token in its}) > NEW_TOKENS
+    assert (found > COMMON + LENGTHS[FORKED]) == (not kind.is_dense)
+    assert take_mistakes() == []
