@@ -88,7 +88,7 @@ void AddressRange::take_slots(size_t block, size_t count) {
   require<std::logic_error>(
       taken + count <= ring, count, " blocks do not fit beside ", taken, " in a ring of ", ring);
   for (size_t i = 0; i < count; ++i) {
-    slots_[block + i] = static_cast<uint32_t>((next + i) % ring);
+    slots_[block + i] = narrowed<uint32_t>("slot", (next + i) % ring);
   }
 }
 
