@@ -213,16 +213,31 @@ def test_the_token_orders_a_step_behind_the_one_before() -> None:
     assert same(slots.state(0), behind)
 
 
+@pytest.mark.parametrize("before", [1, 13, 58, 60, 62, 63, 64, 127])
+def test_drafts_give_their_rows_and_leave_the_state_before_them(before: int) -> None:
+    layer = DeltaLayer(DeltaShape())
+    slots, inputs, begun = Slots(layer.shape), layer.inputs(7), layer.state()
+    others = layer.inputs(before, seed=3)
+    want, _ = whole(layer, inputs, begun, WORKERS)
+    _, behind = whole(layer, inputs.part(0, 3), begun, WORKERS)
+    slots.put(0, begun)
+    segments = [(others, None, [(before, 2)]), (inputs, 0, [(2, 1), (3, 0)])]
+    _, got = run(layer, slots, segments, WORKERS)
+    assert np.array_equal(got, want)
+    assert same(slots.state(0), behind), "a tile's border may lie anywhere before the drafts"
+
+
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def test_rows_are_refused_where_writes_do_not_end_with_the_segment() -> None:
+def test_rows_are_refused_without_a_write_or_with_too_many_drafts() -> None:
     slots = Slots(DeltaShape())
     with pytest.raises(ValueError, match="at least one segment"):
         StateRows([], [slots.memory])
-    for writes in ([], [(2, 0)]):
-        with pytest.raises(ValueError, match="must be after all of its 3 rows"):
-            slots.rows([(3, None, writes)])
+    with pytest.raises(ValueError, match="a segment needs a write"):
+        slots.rows([(3, None, [])])
+    with pytest.raises(ValueError, match="65 rows with drafts; 64 at most"):
+        slots.rows([(65, None, [(64, 0)])])
     with pytest.raises(IndexError, match="rows is 2; it must lie between 3 and 3"):
         slots.rows([(3, None, [(2, 0), (2, 1), (3, 2)])])
     assert len(slots.rows([(3, None, [(1, 0), (3, 1)]), (2, None, [(2, 2)])])) == 5

@@ -80,9 +80,17 @@ std::byte* StateRows::slot(int64_t address) {
 
 void StateRows::add(const StateSegment& segment) {
   checked_between("count", segment.count, 1, kMaxRows - static_cast<int64_t>(rows_));
-  require<std::invalid_argument>(
-      !segment.writes.empty() && segment.writes.back().rows == segment.count,
-      "the last write of a segment must be after all of its ", segment.count, " rows");
+  require<std::invalid_argument>(!segment.writes.empty(), "a segment needs a write");
+  const int64_t drafts = segment.count - segment.writes.back().rows;
+  if (drafts > 0) {
+    // The last write may replace the tail that the drafts' convolution reads. A tile convolves all
+    // rows before it writes.
+    require<std::invalid_argument>(segment.count <= int64_t{kTileRows}, segment.count,
+                                   " rows with drafts; ", kTileRows, " at most");
+    if (room_in_tile() < static_cast<size_t>(segment.count)) {
+      tiles_.push_back({rows_, 0, {}});
+    }
+  }
   const size_t segment_first = rows_;
   const std::byte* const read = segment.read == 0 ? nullptr : slot(segment.read);
   const std::byte* from = read;
@@ -92,17 +100,26 @@ void StateRows::add(const StateSegment& segment) {
     std::byte* const to = slot(write.address);
     while (done < write.rows) {
       const auto left = static_cast<size_t>(write.rows - done);
-      const size_t count = std::min(left, kTileRows - rows_ % kTileRows);
+      const size_t count = std::min(left, room_in_tile());
       add_run(segment_first, read, {rows_, count, from, to, count == left});
       from = to;
       rows_ += count;
       done += static_cast<int64_t>(count);
     }
   }
+  if (drafts > 0) {
+    add_run(segment_first, read, {rows_, static_cast<size_t>(drafts), from, nullptr, false});
+    rows_ += static_cast<size_t>(drafts);
+  }
+}
+
+size_t StateRows::room_in_tile() const {
+  const bool full = tiles_.empty() || tiles_.back().count == kTileRows;
+  return full ? kTileRows : kTileRows - tiles_.back().count;
 }
 
 void StateRows::add_run(size_t segment_first, const std::byte* read, const Run& run) {
-  if (run.first % kTileRows == 0) {
+  if (tiles_.empty() || tiles_.back().count + run.count > kTileRows) {
     tiles_.push_back({run.first, 0, {}});
   }
   Tile& tile = tiles_.back();

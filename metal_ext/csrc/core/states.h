@@ -42,15 +42,17 @@ struct StateWrite {
 };
 
 // Consecutive rows of one sequence. `read` is the address of the slot that holds the state
-// before these rows, or 0 if that state is all zeros.
+// before these rows, or 0 if that state is all zeros. The state after the rows that follow the last
+// write (drafts) is not kept.
 struct StateSegment {
   int64_t count;
   int64_t read;
-  std::vector<StateWrite> writes;  // ascending by rows; the last follows all rows
+  std::vector<StateWrite> writes;  // ascending by rows; at least one
 };
 
 // A step's rows, with the state slots that the rows read and write. All recurrent layers share one
-// object. A tile has 64 rows. A run ends where a segment or a tile ends, or at a write to a slot:
+// object. A tile has up to 64 rows; a segment with drafts is within one. A run ends where a segment or
+// a tile ends, or at a write to a slot:
 //   rows      | segment 0              | segment 1 ........................ |
 //   tiles     | tile 0 ................ | tile 1 ......... | tile 2 ....... |
 //   runs      | run       | run         | run      | run   | run            |
@@ -65,7 +67,7 @@ class StateRows {
     size_t first;  // index among all rows
     size_t count;
     const std::byte* from;  // null for a state of zeros
-    std::byte* to;
+    std::byte* to;  // null if the state is not kept
     bool written;  // whether a StateWrite, not only the next run, needs `to`
   };
   // The rows of one segment in a tile.
@@ -83,7 +85,8 @@ class StateRows {
   };
 
   // Keeps `memories`, which hold all slots, alive. Throws std::out_of_range for slots outside them
-  // or writes that do not ascend, std::invalid_argument unless the last write is after all rows.
+  // or writes that do not ascend, std::invalid_argument for a segment without a write, or for
+  // more than kTileRows rows with drafts.
   StateRows(
       const std::vector<StateSegment>& segments,
       std::vector<std::shared_ptr<StateMemory>> memories);
@@ -98,6 +101,7 @@ class StateRows {
   std::byte* slot(int64_t address);
   void add(const StateSegment& segment);
   void add_run(size_t segment_first, const std::byte* read, const Run& run);
+  size_t room_in_tile() const;
 
   std::vector<std::shared_ptr<StateMemory>> memories_;
   size_t room_;  // the least number of bytes from a slot to the end of its memory

@@ -114,7 +114,8 @@ class LayerStep {
   }
 
   // Runs a value head's recurrence, norm and gate on a part. Writes the head's share of the tails.
-  void finish(const Tile& tile, const Part& part, size_t head) const {
+  // `lost` gets the head's state after drafts, which nobody reads.
+  void finish(const Tile& tile, const Part& part, size_t head, float* lost) const {
     const size_t key_head = head / (shape_.value_heads / shape_.key_heads);
     const size_t value_dim = shape_.value_dim;
     float decays[StateRows::kTileRows];
@@ -130,7 +131,7 @@ class LayerStep {
       const size_t at = run.first - part.first;
       kernels_.delta.recur(
           {shape_.key_dim, value_dim},
-          {run.count, state(run.from, head), state(run.to, head), queries,
+          {run.count, state(run.from, head), run.to == nullptr ? lost : state(run.to, head), queries,
            queries + shape_.keys_width(), values, shape_.conv_width(), decays + at, betas + at,
            row_out(run.first, head), shape_.values_width()});
       if (run.written) {
@@ -219,16 +220,19 @@ struct GatedDeltaStep {
   // `in` has the ordering handle (ops.h), qkv, z, a, b, conv, a_log, dt_bias, norm.
   void run(const Arrays& in, Arrays& out) const {
     const auto held = workers->pool.hold();
-    float* const scratch = workers->pool.scratch(
-        std::min(rows->size(), StateRows::kTileRows) * delta->shape.conv_width());
+    const size_t lost = whole_lines(delta->shape.head_numbers());
+    const size_t convolved = std::min(rows->size(), StateRows::kTileRows) * delta->shape.conv_width();
+    float* const scratch =
+        workers->pool.scratch(whole_lines(convolved) + workers->pool.threads() * lost);
     const LayerStep step(*delta, offset, in, out.floats(1), workers->kernels, scratch);
     const size_t value_heads = delta->shape.value_heads;
     for (const Tile& tile : rows->tiles()) {
       workers->pool.run_in_groups(
           step.convolved_heads(), kHeadsPerTask,
           [&](size_t head, size_t) { step.convolve(tile, head); });
-      workers->pool.run(tile.parts.size() * value_heads, [&](size_t task, size_t) {
-        step.finish(tile, tile.parts[task / value_heads], task % value_heads);
+      workers->pool.run(tile.parts.size() * value_heads, [&](size_t task, size_t worker) {
+        step.finish(tile, tile.parts[task / value_heads], task % value_heads,
+                    scratch + whole_lines(convolved) + worker * lost);
       });
     }
   }
