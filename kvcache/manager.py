@@ -4,19 +4,22 @@ A sequence that begins like another one maps the other's sealed (full, read-only
 computing K and V again. What the layers keep is the groups' concern: every verb is a loop over
 them, and a sequence is at the same position in all."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from kvcache.backends.backend import BackendFailedError, PageBackend, Releases, StateMemory
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.budget import CacheLimits
 from kvcache.groups import make_groups
-from kvcache.groups.base import StepPlan, evict_cheapest
+from kvcache.groups.base import StepTokens, evict_cheapest
 from kvcache.inspector import KVMap
 from kvcache.layout import KVLayout
 from kvcache.prefixes import PendingPrefixes
 from kvcache.sequences import NO_BOUNDARIES, CachedSequence, Progress, PromptBoundaries
 from kvcache.stats import KVStats, MissReason, total
 from kvcache.views import KVViews, OrderingHandles, layer_regions
+
+NO_DRAFTS: Mapping[int, int] = MappingProxyType({})
 
 
 class KVCacheManager:
@@ -187,10 +190,10 @@ class KVCacheManager:
 
     # --- for the scheduler: growing and closing sequences -----------------------------------------
 
-    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+    def reserve(self, seq_id: int, num_tokens: int, drafts: int = 0) -> bool:
         """Get memory for tokens [0, num_tokens). Return False if memory is short or if mappings may
         not change now; the sequence then keeps what it has got."""
-        return all(group.reserve(seq_id, num_tokens) for group in self._groups)
+        return all(group.reserve(seq_id, num_tokens, drafts) for group in self._groups)
 
     def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """Note that the K and V of the next ``len(token_ids)`` positions are valid."""
@@ -230,20 +233,25 @@ class KVCacheManager:
 
     # --- for the runner: the steps ----------------------------------------------------------------
 
-    def views(self, plan: StepPlan) -> KVViews:
+    def views(
+        self, segments: Sequence[tuple[int, int, int]], drafts_of: Mapping[int, int] = NO_DRAFTS
+    ) -> KVViews:
         """Return the views of a step (access to K and V), and give the step an epoch (number).
-        Sequences with one row come first."""
+        ``segments`` are ``(seq_id, start, count)``, in which ``count`` includes the sequence's
+        drafts. Sequences with one row, or with drafts, come first."""
         epoch = self._issued_epoch + 1
-        for seq_id, start, count in plan:
+        plan = [StepTokens(*segment, drafts_of.get(segment[0], 0)) for segment in segments]
+        for seq_id, start, count, drafts in plan:
             sequence = self._open[seq_id]
             assert start == sequence.next_start, f"{seq_id}: {start} != {sequence.next_start}"
-            sequence.schedule(start + count, epoch)
+            sequence.schedule(start + count, drafts, epoch)
         self.mapping_waits += max([group.take_waits() for group in self._groups])
         if not self._maps_while_running and self._is_quiet:
             for group in self._groups:
                 group.top_up(plan)
             self._finish_mappings()
-        views = KVViews(self._layers, self._order, [count for _, _, count in plan], epoch)
+        counts = [n for each in plan for n in ([1] * each.count if each.drafts else [each.count])]
+        views = KVViews(self._layers, self._order, counts, epoch)
         for group in self._groups:
             group.schedule(plan, epoch, views)
         self._issued_epoch = epoch

@@ -56,26 +56,30 @@ class CachedSequence:
     """The number of the first block that this sequence computed itself, or None."""
     pending_block: int | None = None
     """The index of the last block that this sequence waits for another sequence to compute."""
-    steps: deque[tuple[int, int]] = field(default_factory=deque)
-    """``(end token, epoch)`` of planned steps whose results have not been committed."""
+    steps: deque[tuple[int, int, int]] = field(default_factory=deque)
+    """``(end token, drafts, epoch)`` of planned steps whose results have not been committed."""
 
     @property
     def system_blocks(self) -> int:
         return self.boundaries.system_end // self.block_hashes.tokens_per_block
 
-    def schedule(self, end: int, epoch: int) -> None:
+    def schedule(self, end: int, drafts: int, epoch: int) -> None:
+        assert not (self.steps and self.steps[-1][1]), "a step follows drafts that may be rejected"
         self.progress.scheduled = end
-        self.steps.append((end, epoch))
+        self.steps.append((end, drafts, epoch))
 
     @property
     def next_start(self) -> int:
         return self.steps[-1][0] if self.steps else self.progress.computed
 
     def commit(self, end: int) -> int:
-        """Commit the oldest planned step, which ends at token ``end``. Return the step's epoch."""
+        """Commit the oldest planned step up to token ``end``: all of it, or without its last
+        drafts. Return the step's epoch."""
         assert self.steps, "committed tokens were never scheduled"
-        scheduled, epoch = self.steps.popleft()
-        assert end == scheduled, "committed tokens were never scheduled"
+        scheduled, drafts, epoch = self.steps.popleft()
+        assert scheduled - drafts <= end <= scheduled, "committed tokens were never scheduled"
+        if drafts:
+            self.progress.scheduled = end
         if self.first_own is None:
             self.first_own = self.progress.computed // self.block_hashes.tokens_per_block
         self.progress.computed = end

@@ -104,7 +104,7 @@ class StateSegment(NamedTuple):
     """The number of the slot that holds the states before the step's rows, or None for zeros."""
     writes: tuple[tuple[int, int], ...]
     """``(rows, slot)``, ascending: the slot gets the states after this number of rows. The last
-    pair has ``count`` rows, and its slot may be the one that is read."""
+    pair's slot may be the one that is read. Rows after the last pair are drafts."""
 
 
 class SlotPool:

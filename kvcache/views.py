@@ -7,6 +7,7 @@ import mlx.core as mx
 import metal_ext
 from kvcache.backends.backend import LayerRegions, Segment, StateRows, StepRows
 from kvcache.layout import KVLayout
+from kvcache.replay import DraftInputs, Replay
 from metal_ext import GatedDelta, QKTransform, Softmax
 
 
@@ -26,7 +27,7 @@ class OrderingHandles:
 
 class KVViews:
     """The K and V of one step in all layers. Row i belongs to token i of the step. Sequences with
-    one row come first. The rows of every other sequence are a chunk."""
+    one row, or with drafts, come first. The rows of every other sequence are a chunk."""
 
     def __init__(
         self,
@@ -35,14 +36,18 @@ class KVViews:
         counts: Sequence[int],
         epoch: int,
     ) -> None:
-        """``counts`` are the numbers of rows of the step's sequences. ``epoch`` is the step's
-        number."""
+        """``counts`` are the numbers of rows of the step's sequences; a sequence with drafts counts
+        as one sequence per row. ``epoch`` is the step's number."""
         self.epoch = epoch
         self.segments: tuple[Segment, ...] = ()
         """The places of the step's rows in the buffers of the first group of layers."""
         self.rows: list[StepRows] = []
         """One item per group of layers that keeps K and V."""
         self.states: StateRows | None = None
+        self.replay: Replay | None = None
+        """Set if sequences have kept drafts of which no state is written yet."""
+        self.draft_inputs: DraftInputs | None = None
+        """Set if the step has drafts, and the model recurrent layers."""
         self._layers = layers
         self._order = order
         self._decode_rows = next((i for i, n in enumerate(counts) if n > 1), len(counts))
@@ -92,12 +97,19 @@ class KVViews:
         output."""
         assert self.states is not None, "the cache keeps no states"
         tokens = self._order.newest_states
+        inputs = qkv, z, a, b
+        if self.draft_inputs is not None:
+            self.draft_inputs.add(number, inputs)
+        if self.replay is not None:
+            qkv, z, a, b = self.replay.extend(number, inputs)
         tokens[number], output = self.states.recur(tokens[number], number, qkv, z, a, b, delta)
-        return output
+        return output if self.replay is None else self.replay.own_rows(output)
 
     def step_end(self, results: list[mx.array]) -> list[mx.array]:
         """Return the arrays to evaluate for the results and for all appends of the step."""
         arrays = results + self._order.newest + self._order.newest_states
+        if self.draft_inputs is not None:
+            arrays += self.draft_inputs.arrays
         for rows in self.rows:
             arrays = rows.end(arrays)
         return arrays

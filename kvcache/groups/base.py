@@ -6,6 +6,7 @@ its name ends with ``tokens``."""
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from kvcache import evictor
 from kvcache.block_hashes import BlockHashes
@@ -14,8 +15,18 @@ from kvcache.sequences import CachedSequence
 from kvcache.stats import KVStats, MissReason
 from kvcache.views import KVViews
 
-# ``(seq_id, start, count)`` of each sequence of a step: it computes tokens [start, start + count).
-StepPlan = Sequence[tuple[int, int, int]]
+
+class StepTokens(NamedTuple):
+    """The tokens [start, start + count) that a step computes for a sequence."""
+
+    seq_id: int
+    start: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    drafts: int = 0
+    """The number of last tokens that the step may reject."""
+
+
+StepPlan = Sequence[StepTokens]
 
 
 class KVGroup(ABC):
@@ -85,7 +96,7 @@ class KVGroup(ABC):
     # --- steps ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+    def reserve(self, seq_id: int, num_tokens: int, drafts: int = 0) -> bool:
         """Get memory for tokens [0, num_tokens). Return False if memory is short or if mappings may
         not change now."""
 
@@ -102,7 +113,7 @@ class KVGroup(ABC):
 
     @abstractmethod
     def commit(self, seq_id: int, start: int, end: int, epoch: int) -> None:
-        """Note that step ``epoch`` has computed tokens [start, end)."""
+        """Note that step ``epoch`` has computed tokens [start, end), which are kept."""
 
     @abstractmethod
     def cancel_steps(self, seq_id: int) -> int:

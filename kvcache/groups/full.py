@@ -172,7 +172,7 @@ class FullGroup(KVGroup):
 
     # --- steps ------------------------------------------------------------------------------------
 
-    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+    def reserve(self, seq_id: int, num_tokens: int, drafts: int = 0) -> bool:
         own = self._open[seq_id]
         is_mapped = num_tokens <= own.buffer.mapped_blocks * self._size
         return is_mapped or self.allocator.grow(own, num_tokens)
@@ -186,14 +186,16 @@ class FullGroup(KVGroup):
         return has_waited
 
     def top_up(self, plan: StepPlan) -> None:
-        for seq_id, start, count in plan:
+        for seq_id, start, count, _ in plan:
             self.allocator.top_up(self._open[seq_id], start + count)
 
     def schedule(self, plan: StepPlan, epoch: int, views: KVViews) -> None:
         segments, growing = [], []
-        for seq_id, start, count in plan:
+        for seq_id, start, count, drafts in plan:
             own, end = self._open[seq_id], start + count
-            segments.append(Segment(own.buffer.number, start, count))
+            # A row has the same bits with drafts and without if the same kernel computes it.
+            rows = range(start, end) if drafts else [start]
+            segments += [Segment(own.buffer.number, at, 1 if drafts else count) for at in rows]
             if end + max(count, MAP_AHEAD_TOKENS) > own.table.end * self._size:
                 growing.append((own, end, count))
         views.add(self.backend.rows(segments), segments)

@@ -14,13 +14,15 @@ step is dropped, the working slot is lost, and less than a block of tokens is co
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from kvcache.backends.backend import StateMemory
 from kvcache.block_hashes import BlockHashes
 from kvcache.evictor import NOTHING_TO_EVICT, UseClock
-from kvcache.groups.base import KVGroup, StepPlan
+from kvcache.groups.base import KVGroup, StepPlan, StepTokens
 from kvcache.inspector import KVMap, map_slots
 from kvcache.layout import SlotLayout
+from kvcache.replay import DraftInputs, KeptDrafts, Replay
 from kvcache.sequences import CachedSequence
 from kvcache.slots import (
     ENDS_PER_CONVERSATION,
@@ -67,6 +69,10 @@ class SequenceStates:
     """The number of blocks before the newest block boundary at which states are kept."""
     head: Slot | None = None
     """The slot that holds the newest states once all planned steps have run."""
+    head_tokens: int = 0
+    """The position of these states, in tokens."""
+    drafts: tuple[DraftInputs, int] | None = None
+    """The inputs of the newest step's drafts, and the index of the first of this sequence's."""
     working: Slot | None = None
     """The slot that steps overwrite, or None if the newest states are at a block boundary."""
     spare: list[Slot] = field(default_factory=list)
@@ -149,6 +155,7 @@ class StateGroup(KVGroup):
             self.pool.let_go(states.base)
         states.base = states.head = slot
         states.base_block = states.kept_block = position
+        states.head_tokens = position * self._size
         if slot.retention is Retention.USER:
             self.pool.leave(slot)
         slot.retention = max(slot.retention, states.checkpoints.get(position, slot.retention))
@@ -172,9 +179,10 @@ class StateGroup(KVGroup):
 
     # --- running steps ----------------------------------------------------------------------------
 
-    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+    def reserve(self, seq_id: int, num_tokens: int, drafts: int = 0) -> bool:
         states = self._open[seq_id]
-        start = states.sequence.progress.scheduled
+        start = states.head_tokens
+        num_tokens -= drafts
         needed = self._needed(states, start, num_tokens)
         if states.steps and self._is_short:
             # The old base becomes free when the results of the step in flight are read. Taking a
@@ -200,11 +208,36 @@ class StateGroup(KVGroup):
 
     def schedule(self, plan: StepPlan, epoch: int, views: KVViews) -> None:
         # This may allocate slots, whose memory must be there before the rows are made.
-        slots = [self._schedule(seq_id, start, count, epoch) for seq_id, start, count in plan]
+        kept = [self._kept_drafts(seq_id, start) for seq_id, start, _, _ in plan]
+        slots = [self._schedule(each, epoch) for each in plan]
         views.states = self._memory.rows(slots, views.rows[0])
+        if any(kept):
+            views.replay = Replay(kept, [each.count for each in plan])
+        if any(each.drafts for each in plan):
+            views.draft_inputs = self._note_drafts(plan)
 
-    def _schedule(self, seq_id: int, start: int, count: int, epoch: int) -> StateSegment:
-        states, end = self._open[seq_id], start + count
+    def _kept_drafts(self, seq_id: int, start: int) -> KeptDrafts | None:
+        """Return the drafts before token ``start`` of which no state is written yet."""
+        states = self._open[seq_id]
+        drafts, states.drafts = states.drafts, None
+        if start == states.head_tokens:
+            return None
+        assert drafts is not None, "a state is missing"
+        return KeptDrafts(*drafts, start - states.head_tokens)
+
+    def _note_drafts(self, plan: StepPlan) -> DraftInputs:
+        ends = accumulate(each.count for each in plan)
+        rows = [range(end - each.drafts, end) for each, end in zip(plan, ends, strict=True)]
+        inputs, first = DraftInputs([row for each in rows for row in each]), 0
+        for segment in plan:
+            if segment.drafts:
+                self._open[segment.seq_id].drafts = inputs, first
+                first += segment.drafts
+        return inputs
+
+    def _schedule(self, segment: StepTokens, epoch: int) -> StateSegment:
+        states = self._open[segment.seq_id]
+        start, end = states.head_tokens, segment.start + segment.count - segment.drafts
         read = states.head
         assert (read is None) == (start == 0), "a state is missing"
         crossed = self._cross(states, start, end)
@@ -212,9 +245,10 @@ class StateGroup(KVGroup):
         if end % self._size:
             if states.working is None:
                 states.working = states.spare.pop()
-            writes.append((count, states.working))
-        states.head = writes[-1][1]
+            writes.append((end - start, states.working))
+        states.head, states.head_tokens = writes[-1][1], end
         states.steps.append(crossed)
+        count = end - start + segment.drafts
         for slot in (read, *(slot for _, slot in writes)):
             if slot is not None:
                 slot.epoch = epoch
@@ -297,8 +331,9 @@ class StateGroup(KVGroup):
                 self.pool.let_go(slot)
         states.steps.clear()
         self._drop_working(states)
-        states.head = states.base
-        return states.base_block * self._size
+        states.head, states.drafts = states.base, None
+        states.head_tokens = states.base_block * self._size
+        return states.head_tokens
 
     def close(self, seq_id: int, epoch: int) -> None:
         """Queue the sequence's base slot for sealing, and stop using its other slots."""

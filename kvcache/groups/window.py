@@ -87,8 +87,8 @@ class WindowGroup(FullGroup):
 
     # --- steps ------------------------------------------------------------------------------------
 
-    def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        return super().reserve(seq_id, num_tokens) or self._want_point()
+    def reserve(self, seq_id: int, num_tokens: int, drafts: int = 0) -> bool:
+        return super().reserve(seq_id, num_tokens, drafts) or self._want_point()
 
     def _want_point(self) -> bool:
         """Ask for a mapping point if blocks can only be unmapped at one. Return False."""
