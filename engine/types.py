@@ -112,8 +112,9 @@ class SamplingParams:
 
 
 class TokenConstraint(Protocol):
-    """The grammar of one request's answer. After the request is submitted, only the engine calls
-    these methods. An exception that a method raises ends only this request."""
+    """The grammar of one answer, of which ``deepcopy`` makes one for another answer, or for drafts.
+    After the request is submitted, only the engine calls these methods. An exception that a method
+    raises ends only this request."""
 
     def fill_mask(self, row: np.ndarray) -> bool:
         """Write the mask of the tokens that may come next to ``row``, a uint32 array with one bit
@@ -123,9 +124,6 @@ class TokenConstraint(Protocol):
 
     def accept(self, token_id: int) -> None:
         """Advance the grammar by a generated token. The engine passes stop tokens, too."""
-
-    def copy(self) -> "TokenConstraint":
-        """Return a copy for another answer to the prompt. Call this before the first ``accept``."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

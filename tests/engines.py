@@ -54,9 +54,8 @@ class Scripted:
             raise ValueError("text of an answer")
         self.accepted.append(token_id)
 
-    def copy(self) -> "Scripted":
-        assert not self.accepted
-        made = Scripted(self.allowed, [], self.fills_until, self.accepts_until)
+    def __deepcopy__(self, _: dict[int, Any]) -> "Scripted":
+        made = Scripted(self.allowed, [*self.accepted], self.fills_until, self.accepts_until)
         self.copies.append(made)
         return made
 

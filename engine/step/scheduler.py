@@ -8,6 +8,7 @@ import math
 from bisect import insort
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from copy import deepcopy
 from dataclasses import replace
 
 from engine.figures import EngineStats
@@ -203,7 +204,7 @@ class Scheduler:
             assert seq_id not in self._by_id
             max_tokens = min(prompt + params.max_tokens, self.limits.max_model_len)
             is_first = seq_id == request.request_id
-            own = constraint if is_first or constraint is None else constraint.copy()
+            own = constraint if is_first else deepcopy(constraint)
             sequence = Sequence(request, seq_id, self._arrivals, max_tokens, own, alone)
             self._arrivals += 1
             self._by_id[seq_id] = sequence

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
 
@@ -97,8 +98,11 @@ class GrammarConstraint:
             limit = limit_of(self._matcher.get_error())
             raise FormLimitError(limit) if limit else ConstraintError(f"the grammar {fault}")
 
-    def copy(self) -> "GrammarConstraint":
-        return GrammarConstraint(self._grammar, self._mask.size, self._max_mask_s, self._start)
+    def __deepcopy__(self, _: object) -> "GrammarConstraint":
+        copy = GrammarConstraint(self._grammar, self._mask.size, self._max_mask_s, self._matcher)
+        copy._accepted = self._accepted.copy()
+        copy._slow_masks = self._slow_masks
+        return copy
 
     def after(self, token_ids: Sequence[int], max_s: float) -> "GrammarConstraint":
         """Return a constraint on the text after ``token_ids``, whose reading may take ``max_s`` of
@@ -161,15 +165,12 @@ class LazyCalls:
     def accept(self, token_id: int) -> None:
         if self._running is None:
             if self._open.feed(self._vocabulary.token_bytes(token_id)):
-                self._running = self._call.copy()
+                self._running = deepcopy(self._call)
             return
         self._running.accept(token_id)
         if self._running.complete:
             self._running = None
             self._open = TagWatch(CALL_OPEN_TAG)
-
-    def copy(self) -> "LazyCalls":
-        return LazyCalls(self._call, self._vocabulary)
 
 
 OPEN_TAG, CLOSE_TAG = THINK_OPEN.encode(), THINK_CLOSE.encode()
@@ -203,7 +204,6 @@ class ReasoningConstraint:
         """``budget`` is the maximum number of tokens between the tags. None means no limit."""
         self._answer = answer
         self._vocabulary = vocabulary
-        self._start = start
         self._budget = budget
         self._phase = START[start]
         if answer is not None and vocabulary.open_id is None and start is None:
@@ -236,10 +236,6 @@ class ReasoningConstraint:
                     self._say(token_id)
             case _:
                 self._say(token_id)
-
-    def copy(self) -> "ReasoningConstraint":
-        answer = None if self._answer is None else self._answer.copy()
-        return ReasoningConstraint(answer, self._vocabulary, self._start, self._budget)
 
     def _fill_thinking(self, row: np.ndarray) -> bool:
         if self._budget is not None and self._reasoning_tokens >= self._budget:
@@ -319,7 +315,3 @@ class AnalysisBudget:
         text = self._vocabulary.signs.get(token_id)
         text = text or self._vocabulary.token_bytes(token_id).decode(errors="replace")
         self._messages.feed(TextPiece(Channel.CONTENT, text))
-
-    def copy(self) -> "AnalysisBudget":
-        answer = None if self._answer is None else self._answer.copy()
-        return AnalysisBudget(answer, self._vocabulary, self._spec)

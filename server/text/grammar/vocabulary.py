@@ -38,6 +38,9 @@ class Vocabulary:
         breaks = map(self.tokens, LINE_BREAKS)
         self.line_breaks = frozenset(ids[0] for ids in breaks if len(ids) == 1)
 
+    def __deepcopy__(self, _: object) -> "Vocabulary":
+        return self  # copies of constraints share it
+
     def engine_text(self) -> str:
         """Write the tokenizer as JSON for llguidance. Raises VocabularyError.
 

@@ -1,6 +1,7 @@
 """Constraints by hand: whether they take a text, and what comes out when anything goes."""
 
 from collections.abc import Iterable
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -125,7 +126,7 @@ def follows(constraint: TokenConstraint, ids: Iterable[int]) -> bool:
 
 def takes(constraint: TokenConstraint, tokenizer: Tokenizer, text: str) -> bool:
     """Whether a text is a whole answer."""
-    constraint = constraint.copy()
+    constraint = deepcopy(constraint)
     ids = tokenizer.fast.encode(text, add_special_tokens=False).ids
     return follows(constraint, [*ids, min(stop_ids(tokenizer))])
 
@@ -135,7 +136,7 @@ def wander(
 ) -> list[int] | None:
     """An answer of tokens drawn at random from what is allowed, without the one that ends it; None
     when it does not come to an end."""
-    constraint = constraint.copy()
+    constraint = deepcopy(constraint)
     stops = stop_ids(tokenizer)
     tokens: list[int] = []
     while len(tokens) < most:

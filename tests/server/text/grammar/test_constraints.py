@@ -1,4 +1,5 @@
 import json
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 
@@ -79,7 +80,7 @@ def test_an_answer_that_is_begun_goes_on_where_it_ends(
 ) -> None:
     constraint = of_lark(words, "start: /[a-z]{40}/")
     first = constraint.after(tokenizer.fast.encode("x" * 38).ids, 10.0)
-    second = first.copy()
+    second = deepcopy(first)
     assert follows(first, tokenizer.fast.encode("cd").ids)
     assert first.complete
     assert follows(second, tokenizer.fast.encode("yz").ids)
@@ -255,7 +256,7 @@ def test_the_tag_comes_when_the_budget_is_spent(
     words: Vocabulary, tokenizer: Tokenizer, answer: Scripted, budget: int
 ) -> None:
     for seed in range(5):
-        tokens = wander(thinking(answer.copy(), words, budget=budget), tokenizer, Random(seed))
+        tokens = wander(thinking(deepcopy(answer), words, budget=budget), tokenizer, Random(seed))
         assert tokens is not None
         close = token_id(tokenizer, "</think>")
         assert tokens.index(close) == budget
@@ -283,7 +284,7 @@ def test_without_a_form_only_the_budget_holds(words: Vocabulary, tokenizer: Toke
     assert takes(constraint, tokenizer, "<think>a</think>anything")
     assert takes(constraint, tokenizer, "<thin")
     assert not takes(constraint, tokenizer, "<think>abc</think>anything")
-    opened = constraint.copy()
+    opened = deepcopy(constraint)
     assert follows(opened, [*spelt(tokenizer, " <thin"), *tokenizer.fast.encode("k>abc").ids[:4]])
     assert allowed_ids(opened) == [token_id(tokenizer, "</think>")]
 
@@ -292,7 +293,7 @@ def test_copies_think_for_themselves(
     words: Vocabulary, tokenizer: Tokenizer, answer: Scripted
 ) -> None:
     first = thinking(answer, words, budget=2)
-    second = first.copy()
+    second = deepcopy(first)
     assert follows(first, tokenizer.fast.encode("ab</think>aa").ids)
     assert set(allowed_ids(second) or ()) == set(range(VOCAB)) - stop_ids(tokenizer)
     assert len(answer.accepted) == 2

@@ -1,6 +1,7 @@
 """Grammars of answers in Harmony: what is reasoning is free, what is called or final is not."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -65,7 +66,7 @@ def asked(
 
 def takes(constraint: TokenConstraint, tokenizer: Tokenizer, text: str, end: str) -> bool:
     ids = tokenizer.fast.encode(text + end, add_special_tokens=False).ids
-    return follows(constraint.copy(), ids)
+    return follows(deepcopy(constraint), ids)
 
 
 async def check(
@@ -195,5 +196,5 @@ async def test_reasoning_ends_with_its_budget_and_another_channel_follows(
 ) -> None:
     constraint = await compiled(tokenizer, spec)
     for _ in range(2):
-        told_now = told(constraint.copy(), tokenizer, text, 40)
+        told_now = told(deepcopy(constraint), tokenizer, text, 40)
         assert told_now[: len(follows_it)] == follows_it
