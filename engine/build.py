@@ -17,6 +17,7 @@ from engine.models.mlx_ops import MlxOps
 from engine.models.spec import ModelSpec
 from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.memory import Q4, memory_demand
+from engine.step.drafts import RowCosts, TextDrafts
 from engine.step.loop import WARM_UP_TOKENS, Emit, EngineLoop
 from engine.step.runner import Model, ModelRunner
 from engine.step.scheduler import Scheduler
@@ -329,7 +330,10 @@ def assemble(
         keeps_states=states is not None,
     )
     budget = first_budget(config, GPU_TILE_ROWS if on_gpu else 1)
-    scheduler = Scheduler(kv, limits, budget, config.max_num_batched_tokens, config.max_step_mask_s)
+    # On a GPU, a row's bits still depend on the number of rows that MLX multiplies.
+    drafter = None if on_gpu else TextDrafts(RowCosts())
+    most = config.max_num_batched_tokens
+    scheduler = Scheduler(kv, limits, budget, most, config.max_step_mask_s, drafter)
     loop = EngineLoop(
         scheduler,
         kv,

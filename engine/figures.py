@@ -119,6 +119,9 @@ class EngineStats:
     preemptions: int = 0
     failed_rows: int = 0
     """The number of sampled rows whose logits were not finite."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    """The number of drafts that became tokens of an answer."""
     wasted_rows: int = 0
     """The number of token rows computed for requests that had already ended."""
     token_budget: int = 0

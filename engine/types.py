@@ -146,6 +146,8 @@ class Request:
     """Positions where other prompts may begin to differ from this prompt."""
     constraint: TokenConstraint | None = None
     """The grammar of the first answer; each other answer gets a copy."""
+    prediction_ids: tuple[int, ...] = ()
+    """Tokens that the client expects in the answers, from which drafts are taken."""
     pooling: bool = False
     """Whether the result is the prompt's embedding vector. ``max_tokens`` is 0 in this case."""
     beyond_queue: bool = False
@@ -173,6 +175,13 @@ class PrefixReport:
     """The reason why the cache had no more of the prompt's tokens; None if none were missing."""
 
 
+class DraftReport(NamedTuple):
+    """The number of drafts of an answer that were kept, and that were rejected."""
+
+    accepted: int
+    rejected: int
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """Log-probabilities of the tokens at one position, without penalties and filters."""
@@ -197,6 +206,8 @@ class TokenEvent(NamedTuple):
     """Set in the event of a request's first token, and in its last event."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """Set in the first event if requested: one item for each prompt token, None for token 0."""
+    drafts: DraftReport | None = None
+    """Set in the last event of an answer that had drafts."""
     embedding: np.ndarray | None = None
     """The prompt's vector, float32 ``[hidden_size]``, in the last event of a pooling request."""
 

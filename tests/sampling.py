@@ -9,7 +9,7 @@ import numpy as np
 from engine.step.constraints import accept, sampling_state
 from engine.step.plan import Sampling
 from engine.step.sampler import sample
-from engine.step.sequence import Sequence, plan_entry
+from engine.step.sequence import SamplingRow, Sequence, plan_entry
 from metal_ext import CpuWorkers
 
 
@@ -25,7 +25,7 @@ def sample_next(
     logits: mx.array, sequences: SequenceOf[Sequence], workers: CpuWorkers | None = None
 ) -> list[Any]:
     """Return the outcome of each sequence. logits: ``[R, vocab]``, one row for each."""
-    state = sampling_state(sequences, logits.shape[-1])
+    state = sampling_state([SamplingRow(each) for each in sequences], logits.shape[-1])
     pending = sample(logits, [sampling_of(each) for each in sequences], state, workers)
     mx.eval(pending.arrays)
     return [accept(*pair) for pair in zip(sequences, pending.read(), strict=True)]

@@ -4,12 +4,13 @@ exception of a constraint (an answer's grammar) ends only the constraint's own r
 import logging
 import time
 from collections.abc import Sequence as SequenceOf
+from copy import deepcopy
 
 import numpy as np
 
 from engine.step.plan import WORD_BITS, Masks, Outcome, RowError, SamplingState, Scores, Token
-from engine.step.sequence import Sequence
-from engine.types import FORM_LIMITS, FormLimitError
+from engine.step.sequence import SamplingRow, Sequence
+from engine.types import FORM_LIMITS, FormLimitError, TokenConstraint
 
 log = logging.getLogger(__name__)
 
@@ -17,31 +18,33 @@ BROKEN = "the rules for the answer's form could not be followed"
 ALL = np.uint32(0xFFFFFFFF)
 
 
-def sampling_state(sequences: SequenceOf[Sequence | None], vocab_size: int) -> SamplingState:
-    """Return the state for sampling. ``sequences`` has None for a row whose sequence has ended.
+def sampling_state(rows: SequenceOf[SamplingRow], vocab_size: int) -> SamplingState:
+    """Return the state for sampling.
 
     Any thread may call this, when all earlier tokens are known. During the call no other thread may
     use the sequences or their constraints.
     """
-    is_masked = any(sequence is not None and _is_masked(sequence) for sequence in sequences)
-    masks = _masks(sequences, vocab_size) if is_masked else None
-    return SamplingState(masks, [None if each is None else each.history for each in sequences])
+    masks = _masks(rows, vocab_size) if any(map(_is_masked, rows)) else None
+    return SamplingState(masks, [row.history for row in rows])
 
 
-def _is_masked(sequence: Sequence) -> bool:
-    return sequence.constraint is not None or _holds_back_stops(sequence)
+def _is_masked(row: SamplingRow) -> bool:
+    sequence = row.sequence
+    return sequence is not None and (sequence.constraint is not None or _holds_back_stops(row))
 
 
-def _masks(sequences: SequenceOf[Sequence | None], vocab_size: int) -> Masks:
-    words: np.ndarray = np.empty((len(sequences), -(-vocab_size // WORD_BITS)), np.uint32)
+def _masks(rows: SequenceOf[SamplingRow], vocab_size: int) -> Masks:
+    words: np.ndarray = np.empty((len(rows), -(-vocab_size // WORD_BITS)), np.uint32)
     broken: dict[int, str] = {}
-    for number, sequence in enumerate(sequences):
-        row, started_s = words[number], time.thread_time()
+    constraint: TokenConstraint | None = None
+    for number, each in enumerate(rows):
+        row, started_s, sequence = words[number], time.thread_time(), each.sequence
         if sequence is None:
             row.fill(ALL)
             continue
         try:
-            filled = _fill(sequence, row)
+            constraint = _after_drafts(each, constraint)
+            filled = _fill(each, constraint, row)
         except Exception as error:
             broken[number] = _why(sequence, error)
             filled = False
@@ -52,6 +55,33 @@ def _masks(sequences: SequenceOf[Sequence | None], vocab_size: int) -> Masks:
             log.warning("the constraint of %s allows no token", sequence.request.name)
             broken[number] = BROKEN
     return Masks(words, broken)
+
+
+def _after_drafts(row: SamplingRow, before: TokenConstraint | None) -> TokenConstraint | None:
+    """Return a row's constraint, advanced by its drafts. ``before`` is that of the row before,
+    which has one draft fewer."""
+    assert row.sequence is not None
+    if not row.drafts or before is None:
+        return row.sequence.constraint
+    after = deepcopy(before) if len(row.drafts) == 1 else before
+    after.accept(row.drafts[-1])
+    return after
+
+
+def allowed_drafts(
+    constraint: TokenConstraint, drafts: tuple[int, ...], vocab_size: int
+) -> tuple[int, ...]:
+    """Return the drafts before the first one that the constraint forbids."""
+    ahead, row = deepcopy(constraint), np.empty(-(-vocab_size // WORD_BITS), np.uint32)
+    for number, token in enumerate(drafts):
+        try:
+            held = ahead.fill_mask(row)
+            if held and not row[token // WORD_BITS] >> np.uint32(token % WORD_BITS) & 1:
+                return drafts[:number]
+            ahead.accept(token)
+        except Exception:
+            return drafts[:number]  # the constraint itself will raise this, if an answer gets here
+    return drafts
 
 
 def accept(sequence: Sequence, outcome: Outcome) -> Outcome:
@@ -73,16 +103,19 @@ def accept(sequence: Sequence, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _holds_back_stops(sequence: Sequence) -> bool:
-    return sequence.params.holds_back_stops(sequence.num_generated)
+def _holds_back_stops(row: SamplingRow) -> bool:
+    sequence = row.sequence
+    assert sequence is not None
+    return sequence.params.holds_back_stops(sequence.num_generated + len(row.drafts))
 
 
-def _fill(sequence: Sequence, row: np.ndarray) -> bool:
-    """Fill a sequence's row of a mask, and return True. If every token may come next, return False;
-    the row is then undefined."""
-    constraint = sequence.constraint
+def _fill(of: SamplingRow, constraint: TokenConstraint | None, row: np.ndarray) -> bool:
+    """Fill one row of a mask, and return True. If every token may come next, return False; the row
+    is then undefined."""
+    sequence = of.sequence
+    assert sequence is not None
     filled = constraint is not None and constraint.fill_mask(row)
-    if not _holds_back_stops(sequence):
+    if not _holds_back_stops(of):
         return filled
     if not filled:
         row.fill(ALL)

@@ -156,9 +156,7 @@ class EngineLoop:
         events: list[TokenEvent] = []
         for step in retired:
             if isinstance(step, CompletedStep):
-                budget, plan = self._scheduler.budget, step.plan
-                prefill, seconds = plan.prefill_tokens, step.seconds
-                budget.observe(prefill, seconds, decoding=plan.decodes, pairs=plan.pairs)
+                self._scheduler.observe(step)
                 self._journal.worked(step.seconds)
                 events += self._scheduler.commit(step.plan, step.outcomes)
                 self._health_check.observe(step.outcomes)

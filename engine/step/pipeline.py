@@ -23,6 +23,8 @@ FATAL = (AssertionError, BackendFailedError, EngineFailedError)
 # the last one, but at most by LONGEST_PATIENCE_S.
 PATIENCE = 20
 LONGEST_PATIENCE_S = 0.15
+# Without a step in flight for longer than this, there was no work, or no memory.
+LONGEST_PLANNING_S = 0.02
 
 
 class CompletedStep(NamedTuple):
@@ -33,6 +35,9 @@ class CompletedStep(NamedTuple):
     """One outcome for each entry that samples or scores, in the plan's order."""
     seconds: float
     """The time since the step's start, or since the previous step was read if that was later."""
+    interval_s: float
+    """The time since the previous step was read, which includes planning; as ``seconds`` if the
+    device was idle for longer than planning takes."""
 
 
 class FailedStep(NamedTuple):
@@ -174,9 +179,11 @@ class StepPipeline:
             return [*self._cancel_later_steps(), FailedStep(launched.plan)]
         now = self._clock()
         seconds = now - max(launched.started_s, self._retired_s)
+        has_rested = launched.started_s - self._retired_s > LONGEST_PLANNING_S
+        interval_s = seconds if has_rested else now - self._retired_s
         self._retired_s = now
         self.meter.step_ran(seconds, len(launched.plan.entries))
-        return [CompletedStep(launched.plan, outcomes, seconds)]
+        return [CompletedStep(launched.plan, outcomes, seconds, interval_s)]
 
     def _read(self, launched: _Launched) -> Sequence[Outcome] | None:
         try:

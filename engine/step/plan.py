@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -91,15 +92,36 @@ class PlanEntry(NamedTuple):
     sampling: Sampling | None = None
     """Set if the step samples the next token, or pools the prompt's vector."""
     scoring: Scoring | None = None
+    drafts: int = 0
+    """The number of last tokens that are drafts. The step also samples the token after each."""
 
     @property
     def has_outcome(self) -> bool:
         return self.sampling is not None or self.scoring is not None
 
+    @property
+    def is_chunk(self) -> bool:
+        """Return True if the entry computes more tokens than a newest one and its drafts."""
+        return self.count > 1 + self.drafts
+
+    @property
+    def draft_tokens(self) -> tuple[int, ...]:
+        return self.tokens[-self.drafts :] if self.drafts else ()
+
+    @property
+    def samplings(self) -> list[Sampling]:
+        """Return the parameters of each sampled token, in order."""
+        first = self.sampling
+        if first is None:
+            return []
+        after = first.num_generated + 1
+        drafts = range(after, after + self.drafts)
+        return [first, *(first._replace(num_generated=number) for number in drafts)]
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The work of one step. Entries that compute a single token come first."""
+    """The work of one step. Chunks of prompts come last."""
 
     number: int
     entries: tuple[PlanEntry, ...]
@@ -112,18 +134,18 @@ class StepPlan:
 
     @property
     def prefill_tokens(self) -> int:
-        """The number of tokens in entries of more than one token, which are chunks of prompts."""
-        return sum(entry.count for entry in self.entries if entry.count > 1)
+        """The number of tokens in chunks of prompts."""
+        return sum(entry.count for entry in self.entries if entry.is_chunk)
 
     @property
     def pairs(self) -> int:
         """The number of pairs of a token in a chunk of a prompt and a token before it."""
-        return sum(e.count * (2 * e.start + e.count - 1) // 2 for e in self.entries if e.count > 1)
+        return sum(e.count * (2 * e.start + e.count - 1) // 2 for e in self.entries if e.is_chunk)
 
     @property
     def decodes(self) -> bool:
-        """Return True if any entry computes a single token, as sequences that generate do."""
-        return bool(self.entries) and self.entries[0].count == 1
+        """Return True if any entry is no chunk of a prompt."""
+        return bool(self.entries) and not self.entries[0].is_chunk
 
     @property
     def needs_state(self) -> bool:
@@ -133,6 +155,11 @@ class StepPlan:
     def segments(self) -> list[tuple[int, int, int]]:
         """Return ``(seq_id, start, count)`` of each entry."""
         return [entry[:3] for entry in self.entries]
+
+    @property
+    def drafts(self) -> dict[int, int]:
+        """Return the numbers of drafts by sequence."""
+        return {entry.seq_id: entry.drafts for entry in self.entries if entry.drafts}
 
 
 NO_STEP = StepPlan(0, ())
@@ -190,6 +217,20 @@ class RowError(NamedTuple):
 NOT_FINITE = RowError("the model's output was not finite")
 
 
+class Verified(NamedTuple):
+    """The tokens sampled after the newest token of an entry with drafts, and after each kept draft.
+    A draft is kept if it is the token that is sampled in its place."""
+
+    tokens: tuple[Token | RowError, ...]
+
+    @classmethod
+    def of(cls, drafts: Sequence[int], sampled: Sequence[Token | RowError]) -> "Verified":
+        """``sampled`` has the token in the place of each draft, and the token after the last."""
+        places = zip(drafts, sampled, strict=False)
+        kept = takewhile(lambda place: place[1][0] == place[0], places)
+        return cls(tuple(sampled[: 1 + sum(1 for _ in kept)]))
+
+
 class Scores(NamedTuple):
     """Log-probabilities of prompt tokens, and the token sampled after them, if any."""
 
@@ -197,7 +238,7 @@ class Scores(NamedTuple):
     then: "Token | RowError | None" = None
 
 
-Outcome = Token | Vector | Scores | RowError
+Outcome = Token | Verified | Vector | Scores | RowError
 
 
 class InFlightStep(Protocol):

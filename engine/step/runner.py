@@ -87,10 +87,9 @@ class ModelStep:
         return outcomes
 
     def _outcomes(self, sampled: SequenceOf[Outcome]) -> SequenceOf[Outcome]:
-        if self._scored_states is None:
-            return sampled
-        entries = self._plan.entries
-        return joined(entries, sampled, score(self._runner.head, self._scored_states, entries))
+        states, entries = self._scored_states, self._plan.entries
+        scored = [] if states is None else score(self._runner.head, states, entries)
+        return joined(entries, sampled, scored)
 
     def cancel(self) -> None:
         self._views.cancel()
@@ -126,7 +125,7 @@ class ModelRunner:
         return self._model.head(states)
 
     def begin(self, plan: StepPlan, *, overlapped: bool = False) -> InFlightStep:
-        views = self._kv.views(plan.segments)
+        views = self._kv.views(plan.segments, plan.drafts)
         with self.cancelling(views):
             step = self._build(plan, views)
             if self._takes_whole_steps:
@@ -175,7 +174,7 @@ class ModelRunner:
         return ModelStep(self, plan, views, output, inner)
 
     def _batch(self, entries: SequenceOf[PlanEntry]) -> tuple[mx.array, list[int]]:
-        """Return all entries' tokens as one array, and each sampling entry's last index in it."""
+        """Return all entries' tokens as one array, and the indices of those before sampled ones."""
         tokens: list[int] = []
         rows: list[int] = []
         pending: list[tuple[int, int]] = []
@@ -186,8 +185,7 @@ class ModelRunner:
                 tokens.append(0)
             else:
                 tokens += entry.tokens
-            if entry.sampling is not None:
-                rows.append(len(tokens) - 1)
+            rows += range(len(tokens) - len(entry.samplings), len(tokens))
         return self._tokens(tokens, pending), rows
 
     def _tokens(self, known: list[int], pending: list[tuple[int, int]]) -> mx.array:
@@ -214,7 +212,7 @@ class ModelRunner:
         self, plan: StepPlan, logits: mx.array, state: SamplingState | None = None
     ) -> PendingSamples:
         """Choose the plan's tokens, and keep them on the device for the next step."""
-        sampling = [entry.sampling for entry in plan.entries if entry.sampling is not None]
+        sampling = [each for entry in plan.entries for each in entry.samplings]
         samples = sample(logits, sampling, state, self._workers)
         self._sampled = samples.arrays[0].astype(mx.int32)
         self._sampled_by = plan.number

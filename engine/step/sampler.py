@@ -10,6 +10,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -26,6 +28,7 @@ from engine.step.plan import (
     Token,
     TokenHistory,
     Vector,
+    Verified,
 )
 from engine.types import SamplingParams, TokenLogprobs
 from metal_ext import CpuWorkers, choose_tokens
@@ -370,7 +373,10 @@ def joined(
     samples, scores = iter(sampled), iter(scored)
     outcomes: list[Outcome] = []
     for entry in entries:
-        then = next(samples) if entry.sampling is not None else None
+        then: Outcome | None = next(samples) if entry.sampling is not None else None
+        if entry.drafts:
+            rows: list[Any] = [then, *islice(samples, entry.drafts)]
+            then = Verified.of(entry.draft_tokens, rows)
         row_scores = next(scores) if entry.scoring is not None else None
         if isinstance(row_scores, Scores) and isinstance(then, Token | RowError):
             row_scores = row_scores._replace(then=then)

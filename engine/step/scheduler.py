@@ -12,7 +12,9 @@ from copy import deepcopy
 from dataclasses import replace
 
 from engine.figures import EngineStats
-from engine.step.constraints import accept
+from engine.step.constraints import accept, allowed_drafts
+from engine.step.drafts import Drafter
+from engine.step.pipeline import CompletedStep
 from engine.step.plan import (
     NO_STEP,
     NOT_FINITE,
@@ -25,7 +27,16 @@ from engine.step.plan import (
     PlanEntry,
     StepPlan,
 )
-from engine.step.sequence import NO_MEMORY, Sequence, SequenceStatus, apply_outcome, end, plan_entry
+from engine.step.sequence import (
+    NO_MEMORY,
+    SamplingRow,
+    Sequence,
+    SequenceStatus,
+    apply_outcome,
+    end,
+    plan_entry,
+    until_end,
+)
 from engine.step.token_budget import TokenBudget
 from engine.types import EngineLimits, FinishReason, PrefixReport, Request, TokenEvent
 from kvcache.manager import KVCacheManager
@@ -157,12 +168,14 @@ class Scheduler:
         budget: TokenBudget,
         max_num_batched_tokens: int,
         max_step_mask_s: float = math.inf,
+        drafter: Drafter | None = None,
     ) -> None:
         """``max_step_mask_s`` limits the processor time for making all masks of a step."""
         self.kv = kv
         self.limits = limits
         self.budget = budget
         self.counters = EngineStats()
+        self.drafter = drafter
         self.holds_back = False
         """True while memory is short. Then no sequence is admitted beside a running sequence."""
         self._max_batched_tokens = max_num_batched_tokens
@@ -228,14 +241,17 @@ class Scheduler:
     def sequences_of(self, entries: Iterable[PlanEntry]) -> list[Sequence]:
         return [self._by_id[entry.seq_id] for entry in entries if entry.seq_id in self._by_id]
 
-    def sampling_rows(self, plan: StepPlan) -> list[Sequence | None]:
-        """Return an item for each entry that samples: the entry's sequence, or None if the sequence
-        has ended. All earlier steps must have been committed."""
-        sampling = [entry for entry in plan.entries if entry.sampling is not None]
-        rows = [self._by_id.get(entry.seq_id) for entry in sampling]
-        for entry, sequence in zip(sampling, rows, strict=True):
-            known = entry.start + entry.count
+    def sampling_rows(self, plan: StepPlan) -> list[SamplingRow]:
+        """Return an item for each token that the plan samples. All earlier steps must have been
+        committed."""
+        rows: list[SamplingRow] = []
+        for entry in plan.entries:
+            if entry.sampling is None:
+                continue
+            sequence = self._by_id.get(entry.seq_id)
+            drafts, known = entry.draft_tokens, entry.start + entry.count - entry.drafts
             assert sequence is None or sequence.num_tokens == known, "a token is not known yet"
+            rows += [SamplingRow(sequence, drafts[:n]) for n in range(len(entry.samplings))]
         return rows
 
     # --- planning and committing a step ---------------------------------------------------------
@@ -257,7 +273,7 @@ class Scheduler:
             self._admit()
         if len(entries) < len(self._running):
             self._plan_chunks(entries)
-            entries.sort(key=lambda entry: entry.count > 1)
+            entries.sort(key=lambda entry: entry.is_chunk)
         self._is_stuck = not entries and not overlapped
         return self._planned(entries)
 
@@ -268,15 +284,23 @@ class Scheduler:
             sequence.progress.scheduled = stop
             if entry.sampling is not None:
                 sequence.sampled_row = num_sampling
-                num_sampling += 1
-                # No K and V are computed for an answer's last token.
-                sequence.num_output_placeholders += stop + 1 < sequence.max_tokens
+                num_sampling += len(entry.samplings)
+                # No K and V are computed for an answer's last token. Drafts wait for no token.
+                awaited = stop + 1 < sequence.max_tokens and not entry.drafts
+                sequence.num_output_placeholders += awaited
         if not entries:
             # Keep the cache's decisions for the next plan with entries.
             return StepPlan(0, (), refused=self._break_deadlock() if self._is_stuck else ())
         self._plans += 1
         decisions = self.sharing.take_decisions()
         return StepPlan(self._plans, tuple(entries), decisions, tuple(self._begun))
+
+    def observe(self, step: CompletedStep) -> None:
+        """Learn from the time that a step took."""
+        plan, prefill = step.plan, step.plan.prefill_tokens
+        self.budget.observe(prefill, step.seconds, decoding=plan.decodes, pairs=plan.pairs)
+        if self.drafter is not None and not prefill:
+            self.drafter.observe(sum(entry.count for entry in plan.entries), step.interval_s)
 
     def commit(self, plan: StepPlan, outcomes: SequenceOf[Outcome]) -> list[TokenEvent]:
         """Apply a step's outcomes, one per entry that samples or scores; return the events."""
@@ -289,32 +313,42 @@ class Scheduler:
                 self.counters.wasted_rows += outcome is not None
                 continue
             assert sequence.status is SequenceStatus.RUNNING, "preempted in flight"
-            start, stop = entry.start, entry.start + entry.count
-            self.kv.commit(sequence.seq_id, sequence.token_ids[start:stop])
+            results = until_end(sequence, outcome)
+            start, stop = entry.start, entry.start + entry.count - entry.drafts
+            kept = entry.draft_tokens[: max(0, len(results) - 1)]
+            self.kv.commit(sequence.seq_id, [*sequence.token_ids[start:stop], *kept])
             if start < sequence.num_prompt:
                 self.counters.prompt_tokens += min(stop, sequence.num_prompt) - start
-            if outcome is not None:
-                event = apply_outcome(sequence, accept(sequence, outcome))
+            sequence.accepted_drafts += len(kept)
+            sequence.rejected_drafts += entry.drafts - len(kept)
+            self.counters.drafted_tokens += entry.drafts
+            self.counters.accepted_tokens += len(kept)
+            if entry.drafts and self.drafter is not None:
+                self.drafter.note(sequence, entry.drafts, len(kept))
+            for each in results:
+                event = apply_outcome(sequence, accept(sequence, each))
                 if event is not None:
-                    self._note(sequence, event)
+                    sequence.num_output_placeholders -= event.finish is None and not entry.drafts
                     events.append(event)
+                    if self._note(sequence, event):
+                        break
         return events
 
-    def _note(self, sequence: Sequence, event: TokenEvent) -> None:
-        """Count an event, and close the sequence if the event is its last."""
+    def _note(self, sequence: Sequence, event: TokenEvent) -> bool:
+        """Count an event. If it is the sequence's last, close the sequence and return True."""
         self.counters.generated_tokens += event.token_id is not None
         if event.finish is None:
-            sequence.num_output_placeholders -= 1
-        else:
-            self.counters.failed_rows += event.message == NOT_FINITE.message
-            self._close(sequence, event.finish)
+            return False
+        self.counters.failed_rows += event.message == NOT_FINITE.message
+        self._close(sequence, event.finish)
+        return True
 
     # --- the parts of planning a step -----------------------------------------------------------
 
     def _plan_decoding(self, overlapped: bool) -> tuple[list[PlanEntry], bool]:
         """Return entries of sequences that lack one token, and whether any of them has no entry."""
         entries: list[PlanEntry] = []
-        starving = False
+        starving, rows = False, 0
         for sequence in list(self._running):
             start, tokens = sequence.num_scheduled, len(sequence.token_ids)
             tokens += sequence.num_output_placeholders
@@ -322,16 +356,41 @@ class Scheduler:
             runs = sequence.status is SequenceStatus.RUNNING
             if not decoding or not runs or sequence.seq_id in self._resting:
                 continue
-            if len(entries) == self._max_batched_tokens:
+            if rows == self._max_batched_tokens:
                 return entries, True
-            fits = self.kv.reserve(sequence.seq_id, tokens)
+            if self._awaits_token(sequence):
+                self._resting.add(sequence.seq_id)
+                continue
+            drafts = self._draft(sequence, self._max_batched_tokens - rows - 1)
+            fits = bool(drafts) or self.kv.reserve(sequence.seq_id, tokens)
             if fits or (not overlapped and self._make_room(sequence)):
-                entries.append(plan_entry(sequence, tokens, self._plans))
+                entries.append(plan_entry(sequence, tokens, self._plans, drafts))
+                rows += entries[-1].count
             elif overlapped and (self.kv.wants_mapping_point or not self.kv.recovering):
                 return [], True
             else:
                 starving = starving or sequence.status is SequenceStatus.RUNNING
         return entries, starving
+
+    def _awaits_token(self, sequence: Sequence) -> bool:
+        """Return True if the sequence waits for the step in flight, so that drafts can follow the
+        token which that step samples."""
+        if self.drafter is None or not sequence.num_output_placeholders:
+            return False
+        return self.drafter.may_follow(sequence, len(self._running))
+
+    def _draft(self, sequence: Sequence, room: int) -> tuple[int, ...]:
+        """Return drafts for which memory is reserved, at most ``room``."""
+        if self.drafter is None or sequence.num_output_placeholders:
+            return ()
+        # No K and V are computed for an answer's last token.
+        room = min(room, sequence.max_tokens - 1 - sequence.num_tokens)
+        drafts = self.drafter.propose(sequence, room, len(self._running)) if room > 0 else ()
+        if drafts and sequence.constraint is not None:
+            drafts = allowed_drafts(sequence.constraint, drafts, self.limits.vocab_size)
+        end = sequence.num_tokens + len(drafts)
+        fits = drafts and self.kv.reserve(sequence.seq_id, end, len(drafts))
+        return drafts if fits else ()
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Reserve memory for a sequence's next token. If needed, preempt the youngest sequences,
@@ -374,12 +433,12 @@ class Scheduler:
         """Add entries for chunks of prompts, in order, within the token budget."""
         decoding = any(sequence.num_generated for sequence in self._running)
         room: float = self.budget.room(decoding=decoding)
-        rows = num_decoding = len(entries)
+        rows = num_decoding = sum(entry.count for entry in entries)
         done = {entry.seq_id for entry in entries} | self._resting
         for sequence in self._running:
             if room <= 0 or rows >= self._max_batched_tokens:
                 return
-            has_more = sequence.num_uncomputed and sequence.seq_id not in done
+            has_more = sequence.num_uncomputed > 0 and sequence.seq_id not in done
             if has_more and not self.sharing.waits_for_owner(sequence):
                 start = sequence.num_scheduled
                 fit = self.budget.chunk(room, start, rows, first=rows == num_decoding)

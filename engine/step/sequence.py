@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
+from engine.step.draft_texts import DraftTexts
 from engine.step.plan import (
     Outcome,
     PendingToken,
@@ -15,9 +17,12 @@ from engine.step.plan import (
     Scoring,
     Token,
     TokenHistory,
+    Vector,
+    Verified,
 )
 from engine.types import (
     BlockHashes,
+    DraftReport,
     FinishReason,
     PrefixReport,
     Request,
@@ -28,6 +33,8 @@ from engine.types import (
 )
 from kvcache.sequences import Progress
 
+# The share of drafts that are expected to be kept, before any of a sequence was verified.
+FIRST_ACCEPTANCE = 0.8
 NO_MEMORY = "the system has no memory for it"
 
 
@@ -84,6 +91,7 @@ class Sequence:
     needs_state: bool = field(init=False)
     """Whether each token needs a SamplingState, for a constraint or penalties."""
     scores_prompt: bool = field(init=False)
+    draft_texts: DraftTexts = field(init=False)
     progress: Progress = field(default_factory=Progress)
     """The counts of computed and scheduled tokens, shared with the cache while running."""
     num_output_placeholders: int = 0
@@ -102,6 +110,10 @@ class Sequence:
     """The expected processor time for the mask of the tokens that may come next."""
     steps_rested: int = 0
     """The number of steps in a row that the sequence has sat out because of costly masks."""
+    acceptance: float = FIRST_ACCEPTANCE
+    """The share of drafts that are expected to be kept, by those that were verified lately."""
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
     scored: list[TokenLogprobs] = field(default_factory=list)
     """The scores of prompt tokens so far, from the second token on; kept through preemptions."""
 
@@ -112,12 +124,20 @@ class Sequence:
         self.order = (self.request.priority, self.arrival)
         self.needs_state = self.constraint is not None or self.params.penalises
         self.scores_prompt = self.params.prompt_logprobs is not None
+        self.draft_texts = DraftTexts(self.request.prediction_ids)
+
+    def likely_next(self, count: int) -> tuple[int, ...]:
+        """Return up to ``count`` tokens that are likely to follow the known ones."""
+        return self.draft_texts.likely_next(self.token_ids, self.num_prompt, count)
 
     @property
-    def history(self) -> TokenHistory | None:
-        """Return the distinct tokens and their counts, or None for an answer without penalties."""
-        if not self.params.penalises:
-            return None
+    def draft_report(self) -> DraftReport | None:
+        counts = self.accepted_drafts, self.rejected_drafts
+        return DraftReport(*counts) if any(counts) else None
+
+    @property
+    def history(self) -> TokenHistory:
+        """Return the distinct tokens and their counts."""
         self.counts.update(self.token_ids, self.num_prompt)
         ids, generated = self.counts.ids, self.counts.generated
         return TokenHistory(np.array(ids, np.int32), np.array(generated, np.float32))
@@ -163,14 +183,35 @@ class Sequence:
         )
 
 
-def plan_entry(sequence: Sequence, stop: int, newest_plan: int) -> PlanEntry:
-    """Return the entry that computes a sequence's unscheduled tokens before position ``stop``.
-    ``newest_plan`` is the number of the previous plan."""
+class SamplingRow(NamedTuple):
+    """The sequence, or None if it has ended, and the drafts before a token that a step samples."""
+
+    sequence: Sequence | None
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def history(self) -> TokenHistory | None:
+        """Return the distinct tokens and their counts, or None for an answer without penalties."""
+        if self.sequence is None or not self.sequence.params.penalises:
+            return None
+        known = self.sequence.history
+        if not self.drafts:
+            return known
+        ids, places = np.unique(np.append(known.ids, self.drafts), return_inverse=True)
+        counts = np.append(known.generated, np.ones(len(self.drafts)))
+        return TokenHistory(ids.astype(np.int32), np.bincount(places, counts).astype(np.float32))
+
+
+def plan_entry(
+    sequence: Sequence, stop: int, newest_plan: int, drafts: tuple[int, ...] = ()
+) -> PlanEntry:
+    """Return the entry that computes a sequence's unscheduled tokens before position ``stop``, and
+    the drafts after these. ``newest_plan`` is the number of the previous plan."""
     start, token_ids = sequence.progress.scheduled, sequence.token_ids
     num_known = len(token_ids)
     tokens: tuple[int, ...] | PendingToken
     if start < num_known:
-        tokens = tuple(token_ids[start:stop])
+        tokens = (*token_ids[start:stop], *drafts)
     else:
         tokens = PendingToken(newest_plan, sequence.sampled_row)
     sampling = None
@@ -179,7 +220,8 @@ def plan_entry(sequence: Sequence, stop: int, newest_plan: int) -> PlanEntry:
         needs_state = sequence.needs_state or params.holds_back_stops(num_generated)
         sampling = Sampling(params, num_generated, needs_state)
     scoring = _scoring(sequence, stop) if sequence.scores_prompt else None
-    return PlanEntry(sequence.seq_id, start, stop - start, tokens, sampling, scoring)
+    count = stop - start + len(drafts)
+    return PlanEntry(sequence.seq_id, start, count, tokens, sampling, scoring, len(drafts))
 
 
 def _scoring(sequence: Sequence, stop: int) -> Scoring | None:
@@ -193,6 +235,18 @@ def _scoring(sequence: Sequence, stop: int) -> Scoring | None:
     return Scoring(first, tuple(sequence.token_ids[first + 1 : last + 1]), num_top)
 
 
+def until_end(sequence: Sequence, outcome: Outcome | None) -> list[Outcome]:
+    """Return an entry's outcomes in order, up to the one that ends the answer."""
+    if not isinstance(outcome, Verified):
+        return [] if outcome is None else [outcome]
+    results: list[Outcome] = []
+    for token in outcome.tokens:
+        results.append(token)
+        if isinstance(token, RowError) or token.token_id in sequence.params.stop_token_ids:
+            break
+    return results
+
+
 def apply_outcome(sequence: Sequence, outcome: Outcome) -> TokenEvent | None:
     if isinstance(outcome, Token):
         return _append(sequence, outcome)
@@ -201,6 +255,7 @@ def apply_outcome(sequence: Sequence, outcome: Outcome) -> TokenEvent | None:
         return None if outcome.then is None else apply_outcome(sequence, outcome.then)
     if isinstance(outcome, RowError):
         return end(sequence, FinishReason.ERROR, outcome.message)
+    assert isinstance(outcome, Vector)
     return end(sequence, FinishReason.STOP)._replace(embedding=outcome.values)
 
 
@@ -219,8 +274,12 @@ def _append(sequence: Sequence, outcome: Token) -> TokenEvent:
     elif len(tokens) >= sequence.max_tokens:
         finish = FinishReason.LENGTH
     prefix = sequence.prefix if first or finish is not None else None
-    return TokenEvent(sequence.seq_id, token, finish, outcome.logprobs, None, prefix, scores)
+    drafts = None if finish is None else sequence.draft_report
+    return TokenEvent(
+        sequence.seq_id, token, finish, outcome.logprobs, None, prefix, scores, drafts
+    )
 
 
 def end(sequence: Sequence, reason: FinishReason, message: str | None = None) -> TokenEvent:
-    return TokenEvent(sequence.seq_id, None, reason, None, message, sequence.prefix)
+    drafts = sequence.draft_report
+    return TokenEvent(sequence.seq_id, None, reason, None, message, sequence.prefix, None, drafts)

@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -26,6 +27,7 @@ from engine.messages import Abort
 from engine.models.checkpoint import Checkpoint
 from engine.models.forward import Forward
 from engine.step.loop import EngineLoop
+from engine.step.sequence import Sequence
 from engine.types import FinishReason, PromptBoundaries, Request, SamplingParams, TokenEvent
 from kvcache.backends.posix import NativeStates
 from kvcache.block_hashes import PrefixSalt
@@ -33,7 +35,7 @@ from kvcache.groups.window import WindowGroup
 from kvcache.manager import KVCacheManager
 from tests.engine.hybrid_engines import VOCABULARY, hybrid_loop, load_hybrid
 from tests.engine.models.hybrids import Steps, write_hybrid
-from tests.engines import request_of, steps
+from tests.engines import Scripted, every_third, request_of, steps
 from tests.families import GEMMA3, GPT_OSS
 from tests.kvcache.managers import state_group
 
@@ -50,6 +52,8 @@ COUNTED = (
     "forks",
     "aborts beside a step",
     "stops beside a step",
+    "kept drafts",
+    "rejected drafts",
 )
 """What must have happened in any number of schedules that prove something."""
 FIELDS: dict[str, dict[str, Any]] = {
@@ -151,10 +155,40 @@ def alone(hybrid: Hybrid, requests: list[Request]) -> Heard:
     heard = Heard()
     loop = engine(hybrid, heard, prefix_cache=False, windows=False)
     for request, number, params in answers_to(requests):
-        loop.mailbox.put(replace(request, request_id=number, params=(params,)))
+        constraint = deepcopy(request.constraint)
+        loop.mailbox.put(
+            replace(request, request_id=number, params=(params,), constraint=constraint)
+        )
         run(loop)
     loop.close()
     return heard
+
+
+@dataclass
+class Foretold:
+    """Drafts what each answer is going to be, with mistakes."""
+
+    answers: dict[int, list[int]]
+    rng: Random
+    mistakes: float
+    """The share of drafts that are wrong."""
+
+    def may_follow(self, sequence: Sequence, running: int) -> bool:
+        return self.rng.random() < 0.5
+
+    def propose(self, sequence: Sequence, room: int, running: int) -> tuple[int, ...]:
+        count = min(room, self.rng.randint(0, 6))
+        after = self.answers[sequence.seq_id][sequence.num_generated :][:count]
+        return tuple(
+            (token + 1) % VOCABULARY if self.rng.random() < self.mistakes else token
+            for token in after
+        )
+
+    def note(self, sequence: Sequence, drafts: int, kept: int) -> None:
+        assert 0 <= kept <= drafts
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """What steps cost does not matter."""
 
 
 # --- one schedule --------------------------------------------------------------------------------
@@ -183,18 +217,28 @@ def drawn(rng: Random) -> list[Request]:
             ends = PromptBoundaries(len(system), end - len(own) // 2, max(0, end - 3))
             request = asked(number, system + own, 1, boundaries=ends)
         stops = STOP_TOKENS if rng.random() < 0.4 else frozenset[int]()
-        tokens, seed = rng.randint(1, 70), rng.getrandbits(32)
-        temperature = rng.choice((0.0, 0.0, 1.0))
-        params = replace(
-            request.params[0],
-            max_tokens=tokens,
-            stop_token_ids=stops,
-            seed=seed,
-            temperature=temperature,
-        )
+        params = replace(request.params[0], stop_token_ids=stops, **drawn_params(rng))
         before = request.params if forks else ()
-        found.append(replace(request, params=(*before, params)))
+        constraint = Scripted(every_third(VOCABULARY)) if rng.random() < 0.2 else None
+        found.append(replace(request, params=(*before, params), constraint=constraint))
     return found
+
+
+def drawn_params(rng: Random) -> dict[str, Any]:
+    """How an answer's tokens are chosen."""
+    return {
+        "max_tokens": rng.randint(1, 70),
+        "seed": rng.getrandbits(32),
+        "temperature": rng.choice((0.0, 0.0, 0.3, 0.7, 1.0, 1.2)),
+        "top_p": rng.choice((1.0, 1.0, 0.9, 0.5)),
+        "top_k": rng.choice((0, 0, 1, 20)),
+        "min_p": rng.choice((0.0, 0.0, 0.05)),
+        "presence_penalty": rng.choice((0.0, 0.0, 0.0, 0.6)),
+        "frequency_penalty": rng.choice((0.0, 0.0, 0.0, 0.3)),
+        "repetition_penalty": rng.choice((1.0, 1.0, 1.0, 1.2)),
+        "logit_bias": rng.choice(((), (), ((3, 2.0), (9, -100.0)))),
+        "min_tokens": rng.choice((0, 0, 5)),
+    }
 
 
 def schedule(hybrid: Hybrid, seed: int) -> Counter[str]:
@@ -203,7 +247,7 @@ def schedule(hybrid: Hybrid, seed: int) -> Counter[str]:
     requests = drawn(rng)
     numbers = [number for _, number, _ in answers_to(requests)]
     leaves = {number: rng.randint(1, 20) for number in numbers if rng.random() < 0.25}
-    heard = Heard(leaves)
+    heard, reference = Heard(leaves), alone(hybrid, requests)
     loop = engine(
         hybrid,
         heard,
@@ -212,9 +256,12 @@ def schedule(hybrid: Hybrid, seed: int) -> Counter[str]:
         slots=rng.choice((4, 9, 24, 24, 56)),
         heaps=rng.choice((8, 8, 9, 10, 64)),
     )
+    if rng.random() < 0.7:
+        answers = {number: reference.tokens(number) for number in numbers}
+        loop._scheduler.drafter = Foretold(answers, rng, rng.choice((0.0, 0.3, 0.7)))
     counts = heard.counts
     for request in requests:
-        loop.mailbox.put(request)
+        loop.mailbox.put(replace(request, constraint=deepcopy(request.constraint)))
         for _ in range(rng.randint(0, 20)):
             counts["steps"] += loop.run_once()
         if rng.random() < 0.1 and not _has_ended(heard, request.request_id):
@@ -228,7 +275,11 @@ def schedule(hybrid: Hybrid, seed: int) -> Counter[str]:
     counts["hits"] = sum(cached > 0 for cached in heard.cached.values())
     counts["preemptions"] = loop._scheduler.counters.preemptions
     counts["forks"] = len(numbers) - len(requests)
-    counts[DIFFERENT] = differing_bits(heard, alone(hybrid, requests), requests)
+    counts["kept drafts"] = loop._scheduler.counters.accepted_tokens
+    counts["rejected drafts"] = (
+        loop._scheduler.counters.drafted_tokens - loop._scheduler.counters.accepted_tokens
+    )
+    counts[DIFFERENT] = differing_bits(heard, reference, requests)
     if hybrid.checkpoint.spec.recurrences:
         counts.update(compare_states(hybrid, heard, loop._kv, requests))
         assert loop._kv.copied_bytes == 0
@@ -329,7 +380,7 @@ def line(counts: Counter[str]) -> str:
     return ", ".join(f"{counts[name]} {name}" for name in names)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: SequenceOf[str] | None = None) -> int:
     """Prints a line; 1 where a bit was different, or something never happened."""
     parser = argparse.ArgumentParser(prog="hybrid_schedules", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many")
@@ -340,7 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return max([schedules_of(name, seeds) for name in chosen.models])
 
 
-def schedules_of(name: str, seeds: Sequence[int]) -> int:
+def schedules_of(name: str, seeds: SequenceOf[int]) -> int:
     """Prints a line of one model; 1 where a bit was different, or something never happened."""
     counts: Counter[str] = Counter()
     started = time.perf_counter()

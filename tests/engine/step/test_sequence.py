@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.step.plan import NOT_FINITE, PendingToken, RowError, Scores, Token, Vector
-from engine.step.sequence import Sequence, TokenCounts, apply_outcome, plan_entry
+from engine.step.sequence import SamplingRow, Sequence, TokenCounts, apply_outcome, plan_entry
 from engine.types import FinishReason, PrefixReport, SamplingParams, TokenLogprobs
 from tests.engines import request_of
 
@@ -118,13 +118,17 @@ def test_a_token_that_is_not_known_yet_is_that_of_a_row_of_the_step_before() -> 
 
 
 def test_with_penalties_a_sequence_has_the_tokens_that_they_count() -> None:
-    assert sequence(9).history is None
+    assert SamplingRow(sequence(9)).history is None
     one = sequence(9, presence_penalty=1.0)
     one.token_ids += [6, 8, 6]
-    history = one.history
-    assert history is not None
-    assert history.ids.tolist() == [5, 6, 7, 8]
-    assert history.generated.tolist() == [0, 2, 0, 1]
+    for drafts, ids, counts in (
+        ((), [5, 6, 7, 8], [0, 2, 0, 1]),
+        ((9, 6), [5, 6, 7, 8, 9], [0, 3, 0, 1, 1]),
+    ):
+        history = SamplingRow(one, drafts).history
+        assert history is not None
+        assert history.ids.tolist() == ids
+        assert history.generated.tolist() == counts
 
 
 @pytest.mark.parametrize(
