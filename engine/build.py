@@ -329,11 +329,7 @@ def assemble(
         shared_block_tokens=memory.layout.tokens_per_block if shares else None,
         keeps_states=states is not None,
     )
-    budget = first_budget(config, GPU_TILE_ROWS if on_gpu else 1)
-    # On a GPU, a row's bits still depend on the number of rows that MLX multiplies.
-    drafter = None if on_gpu else TextDrafts(RowCosts())
-    most = config.max_num_batched_tokens
-    scheduler = Scheduler(kv, limits, budget, most, config.max_step_mask_s, drafter)
+    scheduler = new_scheduler(kv, limits, config, on_gpu=on_gpu)
     loop = EngineLoop(
         scheduler,
         kv,
@@ -357,6 +353,16 @@ def assemble(
         loop.close()
         raise
     return loop
+
+
+def new_scheduler(
+    kv: KVCacheManager, limits: EngineLimits, config: EngineConfig, *, on_gpu: bool
+) -> Scheduler:
+    budget = first_budget(config, GPU_TILE_ROWS if on_gpu else 1)
+    # On a GPU, a row's bits still depend on the number of rows that MLX multiplies.
+    drafter = TextDrafts(RowCosts()) if config.drafts and not on_gpu else None
+    most = config.max_num_batched_tokens
+    return Scheduler(kv, limits, budget, most, config.max_step_mask_s, drafter)
 
 
 def first_budget(

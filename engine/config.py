@@ -33,6 +33,8 @@ class EngineConfig(CacheSettings):
     """How long the GPU's memory stays resident after the last step."""
     overlap: bool = True
     """Whether to begin the next step while one runs."""
+    drafts: bool = True
+    """Whether to guess tokens that may follow, and to check several of them in one step."""
     check_every_step: bool = False
     """Whether to check the cache's invariants after every step, not only when idle."""
     max_step_mask_s: Fixed[float] = 0.05

@@ -328,6 +328,7 @@ def test_every_flag_says_what_it_is_for_and_what_holds_without_it() -> None:
         ("cache.kv_budget", "chosen at start"),
         ("engine.check_every_step", "off"),
         ("engine.overlap", "on"),
+        ("engine.drafts", "on"),
     ],
 )
 def test_a_default_is_told_as_people_write_it(setting: str, default: str) -> None:

@@ -20,6 +20,11 @@ def test_settings_come_from_file_and_flags(tmp_path: Path) -> None:
     assert engine_config(settings).kv_budget_bytes == 1024 * MIB
 
 
+def test_drafts_may_be_switched_off() -> None:
+    assert engine_config(read_settings(None, {})).drafts
+    assert not engine_config(read_settings(None, with_further({}, ["engine.drafts=off"]))).drafts
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
