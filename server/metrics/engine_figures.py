@@ -12,7 +12,7 @@ from server.metrics.families import counter, counters, each, gauge, gauges, hist
 # Attributes of the engine's statistics, each of which is a metric of this name.
 ENGINE_COUNTERS = (
     *("preemptions", "prompt_tokens", "generated_tokens", "steps"),
-    *("failed_rows", "wasted_rows", "mapping_waits"),
+    *("failed_rows", "wasted_rows", "mapping_waits", "drafted_tokens", "accepted_tokens"),
 )
 MLX_GAUGES = ("active_bytes", "cache_bytes", "peak_bytes")
 SLOT_GAUGES = ("free", "held", "waiting")

@@ -45,6 +45,8 @@ class VllmCollector(Collector):
             ("prompt_tokens", "prompt_tokens_submitted_total", submitted),
             ("generation_tokens", "generated_tokens_total", stats.generated_tokens),
             ("num_preemptions", "preemptions_total", stats.preemptions),
+            ("spec_decode_num_draft_tokens", "drafted_tokens_total", stats.drafted_tokens),
+            ("spec_decode_num_accepted_tokens", "accepted_tokens_total", stats.accepted_tokens),
         ):
             yield counters(f"vllm:{name}", LABELS, self._one(value), _same_as(own_name))
         if stats.kv is not None:

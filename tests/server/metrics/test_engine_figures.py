@@ -78,6 +78,12 @@ def test_what_came_from_the_cache_is_counted_and_misses_have_their_reasons() -> 
     assert sum(name == "quire_prefix_misses_total" for name, _ in empty) == len(MissReason)
 
 
+def test_drafts_are_counted_and_those_that_were_right() -> None:
+    samples = shown(EngineStats(drafted_tokens=9, accepted_tokens=7))
+    assert value(samples, "quire_drafted_tokens_total") == 9
+    assert value(samples, "quire_accepted_tokens_total") == 7
+
+
 def test_steps_mlx_and_age_are_shown_as_the_engine_has_them() -> None:
     meter = StepMeter()
     meter.step_ran(0.03, 4)

@@ -21,6 +21,8 @@ SAME = {
     "prompt_tokens_total": "prompt_tokens_submitted_total",
     "generation_tokens_total": "generated_tokens_total",
     "num_preemptions_total": "preemptions_total",
+    "spec_decode_num_draft_tokens_total": "drafted_tokens_total",
+    "spec_decode_num_accepted_tokens_total": "accepted_tokens_total",
 }
 SAME_HISTOGRAMS = {
     "time_to_first_token_seconds": "time_to_first_token_seconds",
@@ -49,6 +51,8 @@ def samples(engine: Engine) -> Samples:
         prompt_tokens=19,
         generated_tokens=77,
         preemptions=2,
+        drafted_tokens=16,
+        accepted_tokens=11,
         measured=meter.snapshot,
         kv=kv,
     )

@@ -34,6 +34,8 @@ def seen(value: float) -> Distributions:
 ONE = EngineStats(
     running=1,
     steps=10,
+    drafted_tokens=6,
+    accepted_tokens=4,
     token_budget=64,
     step_seconds=0.5,
     prefix_misses=Counter({MissReason.EVICTED: 2}),
@@ -47,6 +49,7 @@ def test_counts_are_added_and_what_is_no_sum_is_the_largest() -> None:
     other = replace(ONE, token_budget=32, measured=seen(1.5))
     both = merge_stats([ONE, other])
     assert (both.running, both.steps, both.token_budget, both.step_seconds) == (2, 20, 64, 0.5)
+    assert (both.drafted_tokens, both.accepted_tokens) == (12, 8)
     assert both.prefix_misses == {MissReason.EVICTED: 4}
     assert both.measured.step_seconds.counts == (1, 1, 0)
     assert both.measured.step_seconds.total == 2.0
