@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from engine.client import TokenStream
 from engine.serving import ServingEngine
-from engine.types import PrefixReport, Request, SamplingParams
+from engine.types import DraftReport, PrefixReport, Request, SamplingParams
 from server.metrics.answer_times import RequestTimes
 from server.text.pieces import Delta, Usage
 from server.text.pipeline import GenerationError, ParseOptions, TextPipeline
@@ -95,6 +95,7 @@ class Choices:
             sum(choice.text.reasoning_tokens for choice in self._choices),
             prefix_of_all([prefix for prefix in prefixes if prefix is not None]),
             self._kept_tokens,
+            drafts_of_all([choice.text.drafts for choice in self._choices]),
             self._times.first_token_s,
             self._times.generating_s,
             self._times.elapsed_s,
@@ -159,3 +160,9 @@ def prefix_of_all(reports: list[PrefixReport]) -> PrefixReport | None:
         return None
     telling = next((report for report in reports if report.miss is not None), reports[0])
     return replace(telling, cached_tokens=sum(report.cached_tokens for report in reports))
+
+
+def drafts_of_all(reports: list[DraftReport | None]) -> DraftReport | None:
+    """Sum the answers' reports. None means no drafts."""
+    known = [report for report in reports if report is not None]
+    return DraftReport(*map(sum, zip(*known, strict=True))) if known else None

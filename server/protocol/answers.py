@@ -89,6 +89,10 @@ def usage_object(usage: Usage, cache_report: bool) -> Json:
     time to the first token, and the number of tokens per second."""
     details: Json = {"cached_tokens": usage.prefix.cached_tokens if usage.prefix else 0}
     timings: Json = {}
+    generated: Json = {"reasoning_tokens": usage.reasoning_tokens}
+    if usage.drafts is not None:
+        generated["accepted_prediction_tokens"] = usage.drafts.accepted
+        generated["rejected_prediction_tokens"] = usage.drafts.rejected
     if cache_report:
         details["cache_miss"] = cache_miss(usage.prefix)
         figures = {"first_token_s": usage.first_token_s, "tokens_per_s": usage.tokens_per_s}
@@ -98,7 +102,7 @@ def usage_object(usage: Usage, cache_report: bool) -> Json:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": details,
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "completion_tokens_details": generated,
     }
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engine.types import PrefixReport, TokenLogprobs
+from engine.types import DraftReport, PrefixReport, TokenLogprobs
 from server.text.conversation import Channel
 
 
@@ -77,6 +77,8 @@ class Usage:
     """The prefix cache's report on the prompts. It is None before the first token."""
     kept_tokens: int = 0
     """Number of prompt tokens in the prefix cache after the request, also if cached before."""
+    drafts: DraftReport | None = None
+    """The sums of the answers' reports, or None if no answer had drafts."""
     first_token_s: float | None = field(default=None, compare=False)
     """Seconds from the request's arrival to its first token, including the wait in the queue."""
     generating_s: float = field(default=0.0, compare=False)

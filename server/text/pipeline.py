@@ -11,7 +11,14 @@ from dataclasses import dataclass, field, replace
 from re import Match
 from types import MappingProxyType
 
-from engine.types import FinishReason, PrefixReport, SamplingParams, TokenEvent, TokenLogprobs
+from engine.types import (
+    DraftReport,
+    FinishReason,
+    PrefixReport,
+    SamplingParams,
+    TokenEvent,
+    TokenLogprobs,
+)
 from server.text.calls.hermes import HermesCall
 from server.text.calls.tool_format import CALL_CLOSE, CALL_OPEN, OPENERS, OPENING, ToolFormat
 from server.text.calls.written import Remember, WrittenCall
@@ -105,6 +112,7 @@ class TextPipeline:
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.prefix: PrefixReport | None = None
+        self.drafts: DraftReport | None = None
 
     @property
     def finished(self) -> bool:
@@ -122,6 +130,7 @@ class TextPipeline:
                 raise GenerationError(event.message or "the request was aborted")
             self._begun = True
             self.prefix = self.prefix or event.prefix
+            self.drafts = event.drafts or self.drafts
             scored = event.prompt_logprobs or scored
             if event.token_id is None:
                 assert self._params.max_tokens == 0, "only a fault comes without a token"

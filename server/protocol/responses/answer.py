@@ -294,6 +294,6 @@ def response_usage(usage: Usage, cache_report: bool) -> Json:
         "input_tokens_details": counts["prompt_tokens_details"]
         | {"cache_write_tokens": written_tokens(usage)},
         "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": counts["completion_tokens_details"],
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": counts["total_tokens"],
     }
