@@ -107,6 +107,9 @@ class ChatPrompts:
             self.admission.check_answers(salt.tenant, wire.response_options.choices)
             known = await self._recall(conversation, salt)
             encoded = await self._encode_fitting(known.conversation, param)
+            prediction_ids = await self.tokenizer.encode_prediction(
+                conversation.prediction, self.rules.max_model_len
+            )
         options = ParseOptions(
             encoded.opening,
             conversation.offered_tools,
@@ -125,7 +128,7 @@ class ChatPrompts:
                 "An answer of a given form, or with a budget of thoughts, has an end of its own.",
                 "ignore_eos",
             )
-        request = replace(request, constraint=constraint)
+        request = replace(request, constraint=constraint, prediction_ids=prediction_ids)
         return Prompt(request, wire.stop_strings(), options, known.new_recorder, not_enforced)
 
     async def encode(

@@ -154,6 +154,8 @@ class Conversation:
     """True if the last turn is an assistant's and the model continues this turn."""
     template_arguments: TemplateArguments = ()
     """Further arguments of the chat template, as pairs of name and value."""
+    prediction: str = ""
+    """A text that the client expects in the answer. It changes the speed, not the answer."""
 
     def __post_init__(self) -> None:
         assert not self.continues or self.turns[-1].role == "assistant"

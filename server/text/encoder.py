@@ -9,6 +9,7 @@ before the template writes the prompt, and the prompt is cut at the marks before
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 from tokenizers import Encoding
@@ -88,9 +89,9 @@ class Encoder:
         if all_chars <= SHORT_TOKEN_CHARS * max_tokens:
             return None
         chars = tokens = 0
-        for group_chars, group_tokens in self._counts(pieces):
+        for group_chars, encodings in self._sliced(pieces):
             chars += group_chars
-            tokens += group_tokens
+            tokens += sum(map(len, encodings))
             if tokens > SLICING_RATIO * max_tokens:
                 estimate = tokens * all_chars // chars
                 return round(estimate, ESTIMATED_DIGITS - len(str(estimate)))
@@ -98,13 +99,18 @@ class Encoder:
 
     def count(self, pieces: list[str]) -> int:
         """Return the approximate number of tokens of a text that is given in pieces."""
-        return sum(tokens for _, tokens in self._counts(pieces))
+        return sum(len(encoding) for _, group in self._sliced(pieces) for encoding in group)
 
-    def _counts(self, pieces: list[str]) -> Iterator[tuple[int, int]]:
-        """Yield for each group of slices: number of characters, approximate number of tokens."""
+    def first_ids(self, pieces: list[str], max_tokens: int) -> tuple[int, ...]:
+        """Return a text's first tokens, with errors at the cuts. The rest is not encoded."""
+        encodings = chain.from_iterable(group for _, group in self._sliced(pieces))
+        return tuple(islice((i for each in encodings for i in each.ids), max_tokens))
+
+    def _sliced(self, pieces: list[str]) -> Iterator[tuple[int, list[Encoding]]]:
+        """Yield for each group of slices: number of characters, encodings."""
         starts = ((piece, at) for piece in pieces for at in range(0, len(piece), SLICE_CHARS))
         for group in in_groups(piece[at : at + SLICE_CHARS] for piece, at in starts):
-            yield sum(map(len, group)), sum(map(len, self.encode(group)))
+            yield sum(map(len, group)), self.encode(group)
 
 
 def in_groups(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -215,6 +215,18 @@ class Tokenizer:
 
         return await asyncio.to_thread(encode)
 
+    async def encode_prediction(self, text: str, max_tokens: int) -> tuple[int, ...]:
+        """Return the first ``max_tokens`` tokens of a text that an answer may contain. Special
+        tokens in the text are read as in messages."""
+        if not text:
+            return ()
+
+        def encode() -> tuple[int, ...]:
+            pieces = pieces_of(self._special_tokens.guarded_text(text))
+            return self._encoder.first_ids(pieces, max_tokens)
+
+        return await asyncio.to_thread(encode)
+
     async def encode_texts(
         self, texts: Sequence[str], max_tokens: int, max_total: int, *, ends: bool
     ) -> list[tuple[int, ...]]:

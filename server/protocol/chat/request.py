@@ -105,6 +105,25 @@ def content_text(content: str | Sequence[ContentPart], place: str, unsupported: 
     return "".join(texts)
 
 
+class PredictedPart(WireModel):
+    """A part of a prediction's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(WireModel):
+    """Content that the client expects in the answer, such as a file that it wants changed."""
+
+    type: Literal["content"]
+    content: str | ListOf[PredictedPart]
+
+    @property
+    def text(self) -> str:
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)
+
+
 class CalledFunction(WireModel):
     """A function's name and the arguments of a call."""
 
@@ -266,6 +285,7 @@ class ChatRequest(
     tools: ListOf[WireTool] | None = None
     tool_choice: Annotated[str | WireToolChoice | None, AsWord] = None
     parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
 
     def check(self, limits: LimitsSection) -> None:
         super().check(limits)
@@ -284,6 +304,7 @@ class ChatRequest(
             output=self.output_format(),
             thinking=self.thinking(),
             template_arguments=self.template_arguments,
+            prediction="" if self.prediction is None else self.prediction.text,
         )
 
 

@@ -54,6 +54,25 @@ async def test_what_is_too_long_whatever_its_tokens_are_is_not_encoded(
     assert max(encoded) <= 100
 
 
+async def test_only_the_beginning_of_a_long_prediction_is_encoded(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SLICE_CHARS", 50)
+    monkeypatch.setattr(module, "GROUP_CHARS", 100)
+    encoded: list[str] = []
+    encode = Encoder.encode
+
+    def noted(encoder: Encoder, texts: list[str], **how: Any) -> Any:
+        encoded.extend(texts)
+        return encode(encoder, texts, **how)
+
+    monkeypatch.setattr(Encoder, "encode", noted)
+    text = "".join(map(chr, range(33, 123))) * 100
+    ids = await tokenizer.encode_prediction(text, 130)
+    assert ids == tuple(tokenizer.fast.encode(text[:130], add_special_tokens=False).ids)
+    assert "".join(encoded) == text[:200]
+
+
 def test_a_token_counts_when_it_ends_within_the_characters(tokenizer: Tokenizer) -> None:
     encoding = tokenizer.fast.encode_batch(["é<think>a"], add_special_tokens=False)[0]
     # Two bytes of one character, a token of seven characters, a letter.
