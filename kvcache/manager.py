@@ -202,8 +202,12 @@ class KVCacheManager:
         end = start + len(token_ids)
         sequence.block_hashes.extend(token_ids, start)
         epoch = sequence.commit(end)
+        # A sealed block is never written again. So blocks are sealed up to where steps can restart.
+        before = sequence.progress.settled
+        settled = min([end, *(group.settled(seq_id, end) for group in self._groups)])
         for group in self._groups:
-            group.commit(seq_id, start, end, epoch)
+            group.commit(seq_id, before, settled, epoch)
+        sequence.progress.settled = settled
 
     def cancel_steps(self, seq_id: int) -> None:
         """Drop all planned steps. The sequence goes on at the last position that all groups can

@@ -30,12 +30,14 @@ class Progress:
 
     computed: int = 0
     """The number of leading tokens whose K and V are valid."""
+    settled: int = 0
+    """The number of these after which no group has to compute a block again."""
     scheduled: int = 0
     """The number of leading tokens whose K and V will be valid after all planned steps."""
 
     def restart_at(self, num_tokens: int) -> None:
         """Note that the first ``num_tokens`` tokens are valid and that no step is planned."""
-        self.computed = self.scheduled = num_tokens
+        self.computed = self.settled = self.scheduled = num_tokens
 
 
 @dataclass(slots=True, eq=False)

@@ -111,14 +111,19 @@ class KVGroup(ABC):
     def schedule(self, plan: StepPlan, epoch: int, views: KVViews) -> None:
         """Add the group's rows of step ``epoch`` to its views."""
 
+    def settled(self, seq_id: int, end: int) -> int:
+        """Return the number of the first ``end`` tokens, which are kept, after which this group
+        keeps what it knows of them."""
+        return end
+
     @abstractmethod
     def commit(self, seq_id: int, start: int, end: int, epoch: int) -> None:
-        """Note that step ``epoch`` has computed tokens [start, end), which are kept."""
+        """Note that tokens [start, end) are kept, and that step ``epoch`` was read."""
 
     @abstractmethod
     def cancel_steps(self, seq_id: int) -> int:
         """Drop all planned steps. Return the number of tokens that stay computed. Every group can
-        return to the last block boundary before the computed tokens' end, and to none before."""
+        return to the last block boundary before the settled tokens' end, and to none before."""
 
     @abstractmethod
     def close(self, seq_id: int, epoch: int) -> None:

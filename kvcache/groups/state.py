@@ -305,6 +305,9 @@ class StateGroup(KVGroup):
         held = sum(max(SLOTS_PER_SEQUENCE, len(states.held)) for states in self._open.values())
         return held + len(self._sealing) < len(self.pool.slots)
 
+    def settled(self, seq_id: int, end: int) -> int:
+        return min(end, self._open[seq_id].head_tokens)  # no state is written after kept drafts yet
+
     def commit(self, seq_id: int, start: int, end: int, epoch: int) -> None:
         """Note that the oldest step's results were read. The step's last slot becomes the base."""
         states = self._open[seq_id]

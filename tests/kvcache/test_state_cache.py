@@ -488,3 +488,20 @@ def test_slots_are_named_in_what_is_said_of_them() -> None:
     stage.live(SYSTEM)
     with pytest.raises(AssertionError, match="slot 0 has no holder"):
         stage.pool.let_go(stage.pool.slots[0])
+
+
+def test_a_block_that_kept_drafts_fill_is_not_sealed_before_a_state_follows_it() -> None:
+    stage = Stage()
+    ids, newest = list(range(2 * TOKENS)), TOKENS - 3
+    seq_id = stage.open(ids)
+    stage.run(seq_id, ids, newest)
+    assert stage.kv.reserve(seq_id, TOKENS + 2, 4)
+    views = stage.kv.views([(seq_id, newest, 5)], {seq_id: 4})
+    stage.kv.commit(seq_id, ids[newest : TOKENS + 2])
+    stage.done(views.epoch)
+    # A step that is dropped takes the newest state along: all is computed again.
+    stage.kv.cancel_steps(seq_id)
+    assert stage.kv._open[seq_id].progress.computed == 0
+    stage.done(views.epoch)
+    stage.run(seq_id, ids, TOKENS + 2)
+    stage.leave(seq_id)
