@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from engine.step.plan import NOT_FINITE, Outcome, RowError
+from engine.step.plan import NOT_FINITE, Outcome, RowError, Verified
 from engine.types import Request, SamplingParams, TokenEvent
 
 # The id of the health check's request. Clients' requests have ids from 1 on.
@@ -30,7 +30,8 @@ class ModelHealthCheck:
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Start a check if a step has outcomes, and none of the outcomes is finite."""
-        if outcomes and all(isinstance(each, RowError) and each == NOT_FINITE for each in outcomes):
+        firsts = [each.tokens[0] if isinstance(each, Verified) else each for each in outcomes]
+        if firsts and all(isinstance(each, RowError) and each == NOT_FINITE for each in firsts):
             self.start()
 
     def start(self) -> None:

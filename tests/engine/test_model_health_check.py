@@ -5,7 +5,7 @@ import pytest
 from engine.messages import CheckModel
 from engine.step.health_check import HEALTH_CHECK_ID, ModelFailedError, ModelHealthCheck
 from engine.step.loop import EngineLoop
-from engine.step.plan import NOT_FINITE, RowError, Scores, Token
+from engine.step.plan import NOT_FINITE, RowError, Scores, Token, Verified
 from engine.types import FinishReason, Request, TokenEvent
 from tests.engines import SHAPE, VOCAB, Answers, greedy, recall_loop, request_of, run_dry
 from tests.recall import RecallModel, recall_many
@@ -61,7 +61,13 @@ def test_fault_07_a_model_that_computes_nothing_any_more_ends_the_engine(pools: 
 def test_a_step_that_gives_something_finite_asks_the_model_nothing() -> None:
     asked: list[Request] = []
     health_check = ModelHealthCheck(asked.append, pooling=False)
-    for finite in (Token(7), RowError("no rules"), Scores((), NOT_FINITE)):
+    good = Token(7)
+    for finite in (
+        good,
+        RowError("no rules"),
+        Scores((), NOT_FINITE),
+        Verified((good, NOT_FINITE)),
+    ):
         health_check.observe([NOT_FINITE, finite])
     health_check.observe([])
     assert not asked
@@ -71,7 +77,7 @@ def test_the_model_is_asked_once_at_a_time_and_nobody_hears_of_it() -> None:
     asked: list[Request] = []
     health_check = ModelHealthCheck(asked.append, pooling=False)
     for _ in range(3):
-        health_check.observe([NOT_FINITE, NOT_FINITE])
+        health_check.observe([NOT_FINITE, Verified((NOT_FINITE,))])
     assert [request.request_id for request in asked] == [HEALTH_CHECK_ID]
     good = TokenEvent(HEALTH_CHECK_ID, 7, LENGTH)
     assert health_check.take_own([good, TokenEvent(2, 7)]) == [TokenEvent(2, 7)]
