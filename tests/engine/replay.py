@@ -31,6 +31,7 @@ from engine.step.plan import (
     StepPlan,
     StepRunner,
     Token,
+    Verified,
 )
 from tests.engines import ON_CPU
 
@@ -170,8 +171,9 @@ class Replay:
         starts = {seq_id: start for seq_id, start, _ in reversed(event.plan.segments)}
         for decision in event.plan.decisions:
             self._decide(decision, starts)
-        for seq_id, start, count in event.plan.segments:
-            self._until(partial(self._kv.reserve, seq_id, start + count))
+        for entry in event.plan.entries:
+            end = entry.start + entry.count
+            self._until(partial(self._kv.reserve, entry.seq_id, end, entry.drafts))
         step = self._runner.begin(event.plan, overlapped=event.overlapped)
         self._begun[event.plan.number] = event.plan, step
 
@@ -211,15 +213,15 @@ class Replay:
         row = 0
         for entry in plan.entries:
             outcome = next(outcomes) if entry.has_outcome else None
+            tokens = self._tokens_of(entry)
+            if isinstance(outcome, Verified):
+                tokens = tokens[: entry.count - entry.drafts + len(outcome.tokens) - 1]
             if entry.seq_id in self._open:
-                self._kv.commit(entry.seq_id, self._tokens_of(entry))
-            if isinstance(outcome, Scores):
-                outcome = outcome.then
-            if entry.sampling is not None:
-                assert isinstance(outcome, Token)
-                self._sampled[PendingToken(number, row)] = outcome.token_id
-                self.tokens.setdefault(entry.seq_id, []).append(outcome.token_id)
-                row += 1
+                self._kv.commit(entry.seq_id, tokens)
+            for place, token in enumerate(_sampled(outcome), row):
+                self._sampled[PendingToken(number, place)] = token
+                self.tokens.setdefault(entry.seq_id, []).append(token)
+            row += len(entry.samplings)
         self._kv.step_completed(self._runner.completed_epoch)
 
     def _tokens_of(self, entry: PlanEntry) -> Sequence[int]:
@@ -233,6 +235,14 @@ class Replay:
             assert time.monotonic() < deadline, "the cache decides otherwise than in the record"
             self._kv.step_completed(self._runner.completed_epoch)
             time.sleep(0.001)
+
+
+def _sampled(outcome: Outcome | None) -> list[int]:
+    """Return the tokens of an outcome."""
+    if isinstance(outcome, Scores):
+        outcome = outcome.then
+    tokens = outcome.tokens if isinstance(outcome, Verified) else (outcome,)
+    return [token.token_id for token in tokens if isinstance(token, Token)]
 
 
 def main(path: str) -> None:

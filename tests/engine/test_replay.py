@@ -7,10 +7,12 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 from engine.step.plan import Closed, Forked, Opened, PendingToken
 from engine.types import SamplingParams, TokenEvent
 from tests.engine import replay
+from tests.engine.hybrid_schedules import Foretold
 from tests.engine.replay import Begun, Event, Record, RecordingRunner, Submitted, Tokens, built
 from tests.engines import CONFIG, Scripted, request_of, run_dry
 
@@ -27,9 +29,9 @@ PENALISED = SamplingParams(
 )
 
 
-def recorded(folder: Path) -> tuple[Record, Tokens]:
+def recorded(folder: Path, answers: Tokens | None = None) -> tuple[Record, Tokens]:
     """An engine's record, and what it told its clients: alone and together, with hits, forks,
-    preemptions, a grammar, penalties and seeds."""
+    preemptions, a grammar, penalties and seeds. answers: from which drafts are taken."""
     config = replace(
         CONFIG,
         page_bytes=PAGE_BYTES,
@@ -43,6 +45,7 @@ def recorded(folder: Path) -> tuple[Record, Tokens]:
     record, events = Record(folder, config), list[TokenEvent]()
     loop = built(record, events.extend)
     RecordingRunner(loop, record)
+    loop._scheduler.drafter = Foretold(answers, Random(0), 0.3) if answers else None
     ruled = Scripted(lambda accepted: {7, 8, 9} if len(accepted) % 2 else set(range(20, 40)))
     for crowd in (
         [request_of(1, PROMPT, SEEDED)],
@@ -84,7 +87,9 @@ def with_seed(event: Event, seed: int) -> Event:
 def test_recorded_plans_give_the_same_tokens_in_a_fresh_process(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    record, told = recorded(tiny_model)
+    # The five that run out of memory together have no drafts.
+    answers = {n: [] if 4 <= n < 9 else tokens for n, tokens in recorded(tiny_model)[1].items()}
+    record, told = recorded(tiny_model, answers)
     plans = [event for event in record.events if isinstance(event, Begun)]
     decisions = Counter(type(one) for begun in plans for one in begun.plan.decisions)
     entries = [entry for begun in plans for entry in begun.plan.entries]
@@ -94,6 +99,7 @@ def test_recorded_plans_give_the_same_tokens_in_a_fresh_process(
     assert any(entry.start and not isinstance(entry.tokens, PendingToken) for entry in entries)
     assert any(isinstance(entry.tokens, PendingToken) for entry in entries)
     assert any(begun.overlapped for begun in plans)
+    assert any(entry.drafts for entry in entries)
     states = [e.state for e in record.events if isinstance(e, Submitted) and e.state is not None]
     assert any(state.masks is not None for state in states)
     assert any(history is not None for state in states for history in state.histories)

@@ -72,10 +72,17 @@ class StrictStates:
             self.released += 1
 
     def advance(
-        self, segment: StateSegment, start: int, life: int, epoch: int, after: Callable[[int], int]
+        self,
+        segment: StateSegment,
+        start: int,
+        life: int,
+        epoch: int,
+        after: Callable[[int], int],
+        drafts: int = 0,
     ) -> None:
         """Advance the states by a step's rows of one sequence, which begin at a position. after:
-        the state after a number of the rows; 0: before the first; fewer: before earlier rows."""
+        the state after a number of the rows; 0: before the first; fewer: before earlier rows.
+        drafts: last rows, which no state may have seen."""
         if segment.read is None and start:
             raise MistakeError(f"a step begins at {start} without a state")
         if segment.read is not None:
@@ -83,8 +90,8 @@ class StrictStates:
             for at, image in self._images(segment.read, start, after, 0):
                 if self._memory[at : at + len(image)] != image:
                     raise MistakeError(f"slot {segment.read} holds no state after {start} tokens")
-        if not segment.writes or segment.writes[-1][0] != segment.count:
-            raise MistakeError(f"the state after the last row is lost: {segment}")
+        if not segment.writes or segment.writes[-1][0] != segment.count - drafts:
+            raise MistakeError(f"the last state is not after the last certain row: {segment}")
         for rows, slot in segment.writes:
             self._use(slot, _Use(life, epoch, True))
             self.written.add(slot)

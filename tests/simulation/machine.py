@@ -13,9 +13,9 @@ from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import StrictStates
 from tests.simulation.faults import DeviceFaults, SimulationError
-from tests.simulation.recall import Recall
+from tests.simulation.recall import Foretelling, Recall
 from tests.simulation.runner import Clock, SlotRunner
-from tests.simulation.world import World
+from tests.simulation.world import VOCAB, World
 
 
 class Machine:
@@ -76,7 +76,11 @@ class Machine:
         )
         most = world.max_num_batched_tokens
         budget = TokenBudget(world.step_target_s, world.min_budget_tokens, most, most)
-        self.scheduler = Scheduler(self.kv, world.limits, budget, most, world.max_step_mask_s)
+        share, rng = world.mistaken_drafts, Random(f"{seed} drafts")
+        drafter = None if share is None else Foretelling(recall, rng, share, VOCAB)
+        self.scheduler = Scheduler(
+            self.kv, world.limits, budget, most, world.max_step_mask_s, drafter
+        )
         self.loop = EngineLoop(
             self.scheduler,
             self.kv,

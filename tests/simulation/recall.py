@@ -7,19 +7,23 @@ and the request's seed.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import takewhile
+from random import Random
 
 import numpy as np
 
 from engine.step.plan import Masks, TokenHistory
+from engine.step.sequence import Sequence
 from engine.types import Request, SamplingParams, TokenLogprobs
 from tests.kvcache.blocks import SLOT_BYTES
 
 PARTS = 3
 """A constraint allows one token in three."""
 WORD_BITS = 32
+MOST_DRAFTS = 6
 
 
 class Third:
@@ -32,9 +36,11 @@ class Third:
         self.asked = 0
         """For masks."""
         self.copies: list[Third] = []
+        """Those of the other answers, in order; then those for drafts."""
         self._fails_late = fails_late
         self._vocab_size = vocab_size
         self._count = self._sum = 0
+        """Of the accepted tokens."""
 
     def fill_mask(self, row: np.ndarray) -> bool:
         self.asked += 1
@@ -51,10 +57,11 @@ class Third:
         self._count += 1
         self._sum += token_id
 
-    def copy(self) -> "Third":
-        assert not self._count
-        self.copies.append(Third(self._vocab_size, self.fails_at, self._fails_late))
-        return self.copies[-1]
+    def __deepcopy__(self, _: object) -> "Third":
+        made = Third(self._vocab_size, self.fails_at, self._fails_late)
+        made._count, made._sum = self._count, self._sum
+        self.copies.append(made)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +116,10 @@ def slots_after(last: int, token_ids: Iterable[int]) -> "array[int]":
     return slots
 
 
-def next_token(slots: bytes, seed: int, vocab_size: int) -> int:
-    """Return the token that follows slots 0..p."""
-    digest = blake2b(slots, digest_size=8, salt=seed.to_bytes(8, "little")).digest()
+def next_token(slots: bytes, seed: int, index: int, vocab_size: int) -> int:
+    """Return the token that follows slots 0..p, by the noise of this token of the answer."""
+    salt, person = seed.to_bytes(8, "little"), index.to_bytes(8, "little")
+    digest = blake2b(slots, digest_size=8, salt=salt, person=person).digest()
     return int.from_bytes(digest, "little") % vocab_size
 
 
@@ -133,6 +141,7 @@ class Recall:
         self, prompt_ids: Iterable[int], seed: int, vocab_size: int, rules: Rules | None = None
     ) -> None:
         self._tokens = list(prompt_ids)
+        self._num_prompt = len(self._tokens)
         self._rules = rules
         self._slots = slots_after(0, self._tokens)
         self._seed = seed
@@ -150,6 +159,14 @@ class Recall:
         self._grow(count)
         return self._slots[:count].tobytes()
 
+    def count_right(self, position: int, tokens: Iterable[int]) -> int:
+        """Return how many of these tokens are right from the position on, before the first that is
+        not."""
+        right = takewhile(
+            lambda place: self.token(place[0]) == place[1], enumerate(tokens, position)
+        )
+        return sum(1 for _ in right)
+
     def scores(self, prompt_tokens: int) -> tuple[TokenLogprobs | None, ...]:
         slots = self.slots(prompt_tokens)
         return (
@@ -162,8 +179,39 @@ class Recall:
 
     def _grow(self, count: int) -> None:
         while len(self._tokens) < count:
-            token = next_token(self._slots.tobytes(), self._seed, self._vocab_size)
+            index = len(self._tokens) - self._num_prompt
+            token = next_token(self._slots.tobytes(), self._seed, index, self._vocab_size)
             if self._rules is not None:
                 token = self._rules.token(token, self._tokens)
             self._tokens.append(token)
             self._slots.extend(slots_after(self._slots[-1], [token]))
+
+
+@dataclass(slots=True)
+class Foretelling:
+    """Drafts what each answer is going to be, with mistakes."""
+
+    recall: Callable[[int], Recall]
+    """The reference of a request."""
+    rng: Random
+    mistakes: float
+    """The share of drafts that are drawn."""
+    vocab_size: int
+
+    def may_follow(self, sequence: Sequence, running: int) -> bool:
+        return self.rng.random() < 0.5
+
+    def propose(self, sequence: Sequence, room: int, running: int) -> tuple[int, ...]:
+        rng, known = self.rng, sequence.num_tokens
+        end = known + min(room, rng.randint(0, MOST_DRAFTS))
+        after = self.recall(sequence.seq_id).tokens(end)[known:]
+        return tuple(
+            rng.randrange(self.vocab_size) if rng.random() < self.mistakes else token
+            for token in after
+        )
+
+    def note(self, sequence: Sequence, drafts: int, kept: int) -> None:
+        assert 0 <= kept <= drafts
+
+    def observe(self, rows: int, seconds: float) -> None:
+        assert rows > 0

@@ -13,6 +13,9 @@ from itertools import count
 from random import Random
 from typing import Any, NamedTuple
 
+import mlx.core as mx
+import numpy as np
+
 from engine.step.health_check import HEALTH_CHECK_ID
 from engine.step.pipeline import FAILURE_WINDOW_S
 from engine.step.plan import (
@@ -28,8 +31,10 @@ from engine.step.plan import (
     StepPlan,
     Token,
     Vector,
+    Verified,
 )
 from engine.types import PrefixSalt
+from kvcache.backends.backend import Segment
 from kvcache.manager import KVCacheManager
 from kvcache.slots import StateSegment
 from tests.kvcache.blocks import SLOT_BYTES, Block, MistakeError
@@ -81,6 +86,11 @@ class _Access:
     def held(self) -> bytes:
         return b"".join(part for _, part in self.blocks)
 
+    def cut(self, tokens: int) -> None:
+        """Look after these tokens only."""
+        self.tokens = tokens
+        self.blocks = self.memory.read(self.buffer, tokens, self.start)
+
 
 @dataclass(slots=True)
 class _Step:
@@ -98,8 +108,8 @@ class Computed(NamedTuple):
     entry: PlanEntry
     held: bytes
     """The slots of all its tokens."""
-    is_bad: bool
-    """Whether its result is not finite."""
+    wrong_from: int | None
+    """The first of its sampled tokens that is not finite, or None."""
     pools: bool
     """Whether its result is a vector."""
 
@@ -138,7 +148,7 @@ class SlotStep:
 
     def choose(self, state: SamplingState) -> None:
         """Sample tokens, which the next step may read."""
-        rows = sum(entry.sampling is not None for entry in self.plan.entries)
+        rows = _sampled_rows(self.plan)
         if len(state.histories) != rows or (state.masks and len(state.masks.words) != rows):
             raise SimulationError(f"step {self.epoch} samples {rows} rows, and is told of others")
         self.results = self.runner.results(self.plan, self.computed, state)
@@ -200,13 +210,15 @@ class SlotRunner:
     newest: StepPlan | None = None
     trials: int = 0
     """Tokens of the engine's own trials of its model."""
+    kept: int = 0
+    """Drafts that became tokens of an answer."""
     flying: list[SlotStep] = field(default_factory=list)
     """Steps that have not been read."""
     wasted: list[int] = field(default_factory=list)
     """Requests that had ended when a result of theirs was read."""
     dropped: dict[int, int] = field(default_factory=dict)
-    """The end of the positions that a dropped step has written, by sequence. Another step writes
-    these positions again."""
+    """The end of the positions that a dropped step or drafts have written, by sequence. Another
+    step writes those again that do not count."""
     spared: int = 0
     """Sequences that live on when a step of theirs was dropped."""
     set_back: int = 0
@@ -242,15 +254,14 @@ class SlotRunner:
                 self.dropped.pop(decision.seq_id, None)
         if not overlapped:
             self._sampled = []
-        views = self.kv.views(plan.segments)
+        views = self.kv.views(plan.segments, plan.drafts)
         lag = self.rng.randint(0, self.world.longest_lag)
         step = _Step(views.epoch, self._ticks + lag, [])
         self._running.append(step)
         fails_at = self.faults.place_of_failure(len(plan.entries))
-        by_group: Any = views.rows
-        buffers = [tuple(s.buffer for s in of_entry) for of_entry in zip(*by_group, strict=True)]
+        buffers = [*zip(*(_buffers(plan, rows) for rows in views.rows), strict=True)]
         try:
-            computed = self._compute_all(plan, buffers, step, fails_at, views.states)
+            computed = self._compute_all(plan, buffers, step, fails_at, views)
         except InjectedFaultError:
             self.has_ended(views.epoch)
             raise
@@ -261,8 +272,7 @@ class SlotRunner:
         late = fails_at is not None and fails_at % 2 == 0 and plan.needs_state
         self.flying.append(SlotStep(self, plan, views.epoch, computed, fails, late))
         if not plan.needs_state:
-            rows = sum(entry.sampling is not None for entry in plan.entries)
-            self.flying[-1].choose(SamplingState(None, [None] * rows))
+            self.flying[-1].choose(SamplingState(None, [None] * _sampled_rows(plan)))
         return self.flying[-1]
 
     def fail(self) -> None:
@@ -280,8 +290,12 @@ class SlotRunner:
                 self.wasted.append(entry.seq_id)
                 continue
             self.trials += entry.seq_id == HEALTH_CHECK_ID and entry.sampling is not None
-            if result is NOT_FINITE:
+            told = _until_stop(entry, result)
+            if any(each is NOT_FINITE for each in told):
                 self.bad_rows.add(entry.seq_id)
+            if entry.drafts:
+                self.kept += len(told) - 1
+                self._reject(entry, len(told) - 1)
         rows = sum(entry.count for entry in plan.entries)
         seconds = self.world.step_s + rows * self.world.token_s
         self.clock.now += seconds * self.rng.uniform(0.5, 2.0)
@@ -346,28 +360,34 @@ class SlotRunner:
         buffers: list[tuple[int, ...]],
         step: _Step,
         fails_at: int | None,
-        segments: Any,
+        views: Any,
     ) -> list[Computed]:
         """Raise InjectedFaultError before, between or after the entries, unless the fault is seen
         when the step is submitted or read."""
         computed: list[Computed] = []
+        held: list[array[int]] = []
+        wrong: list[int | None] = []
         fails = fails_at is not None
         for number, (entry, places) in enumerate(zip(plan.entries, buffers, strict=True)):
             self.computed_from.setdefault(entry.seq_id, entry.start)
             if number == fails_at:
                 break
-            is_bad = not fails and entry.has_outcome and self._is_bad(entry)
-            accesses, is_spoilt = self._compute(entry, places, step.epoch, spoilt=fails or is_bad)
-            if self.states is not None:
-                self._recur(entry, segments[number], accesses[0], is_spoilt)
+            wrong_from = 0 if fails else self._first_bad(entry) if entry.has_outcome else None
+            accesses, wrong_from = self._compute(entry, places, step.epoch, wrong_from)
             step.accesses += accesses
+            held.append(array("Q", accesses[0].held))
+            wrong.append(wrong_from)
             if entry.has_outcome:
                 pools = entry.sampling is not None and self.pools(entry.seq_id)
-                computed.append(Computed(entry, accesses[0].held, is_spoilt, pools))
+                computed.append(Computed(entry, accesses[0].held, wrong_from, pools))
+        if self.states is not None:
+            self._recur(plan, views, held, wrong)
         if fails_at is not None and fails_at <= len(plan.entries):
             self.failed = plan
             self.fail()
-        spoilt = [each.entry for each in computed if each.is_bad]
+        # What follows drafts is planned when they were read: wrong rows may have been rejected.
+        bad = [each for each in computed if each.wrong_from is not None]
+        spoilt = [each.entry for each in bad if not each.entry.drafts]
         self._spoilt = {entry.seq_id for entry in (plan.entries if fails else spoilt)}
         return computed
 
@@ -378,53 +398,92 @@ class SlotRunner:
         results: list[Outcome] = []
         sampled: list[int | None] = []
         for each in computed:
-            results.append(self._result(each, len(sampled), state))
-            if each.entry.sampling is not None:
-                sampled.append(_token_of(results[-1]))
+            rows = self._sample(each, len(sampled), state)
+            results.append(_outcome(each, rows))
+            sampled += [row.token_id if isinstance(row, Token) else None for row in rows]
         self._sampled, self._sampled_by = sampled, plan.number
         return results
 
-    def _is_bad(self, entry: PlanEntry) -> bool:
-        """Return whether a row is wrong: a broken model has none right; another one always knows
-        what follows 0."""
+    def _first_bad(self, entry: PlanEntry) -> int | None:
+        """Return the first wrong one of an entry's sampled rows, or None: a broken model has none
+        right; another one always knows what follows 0."""
         if self.world.model_is_broken or entry.seq_id == HEALTH_CHECK_ID:
-            return self.world.model_is_broken
-        return self.faults.is_bad_row()
+            return 0 if self.world.model_is_broken else None
+        return self.rng.randint(0, entry.drafts) if self.faults.is_bad_row() else None
 
     def _compute(
-        self, entry: PlanEntry, buffers: tuple[int, ...], epoch: int, spoilt: bool
-    ) -> tuple[list[_Access], bool]:
+        self, entry: PlanEntry, buffers: tuple[int, ...], epoch: int, wrong_from: int | None
+    ) -> tuple[list[_Access], int | None]:
         """Return the rows of an entry: each slot follows from the one before it, as the cache has
-        it. spoilt: the rows are wrong, and must be seen by no request; also what follows them."""
+        it. wrong_from: the first sampled row that is wrong, and must be seen by no request; also
+        what follows it. Where it is the first, so are all before it."""
         seq_id, start, end = entry.seq_id, entry.start, entry.start + entry.count
         tokens = self._tokens(entry)
         dropped = self.dropped.pop(seq_id, start)
-        spoilt = spoilt or None in tokens or seq_id in self._spoilt
+        wrong_from = 0 if None in tokens or seq_id in self._spoilt else wrong_from
+        good = len(tokens) if wrong_from is None else wrong_from
+        newest = end - entry.drafts
+        right = newest + self.recall(seq_id).count_right(newest, entry.draft_tokens)
+        ids = [token or 0 for token in tokens]
         accesses = []
         for memory, buffer in zip(self.memories, buffers, strict=True):
             memory.forget(buffer, start, dropped - start)
-            last = SPOILT if spoilt else memory.slot(buffer, start - 1) if start else 0
-            slots = slots_after(last, [token or 0 for token in tokens])
+            last = memory.slot(buffer, start - 1) if start and good else 0
+            slots = slots_after(last, ids[:good]) + slots_after(SPOILT, ids[good:])
             life = self._lives[seq_id]
             memory.write(buffer, start, slots, epoch, self._salts[seq_id], life)
             blocks = memory.read(buffer, end, start)
             accesses.append(_Access(seq_id, memory, buffer, epoch, start, end, blocks))
-            if not spoilt:
-                self._check_contents(accesses[-1])
-        return accesses, spoilt
+            if good:
+                self._check_contents(accesses[-1], min(start + good, right))
+        return accesses, wrong_from
 
     def _recur(
-        self, entry: PlanEntry, segment: StateSegment, access: _Access, is_spoilt: bool
+        self, plan: StepPlan, views: Any, held: list["array[int]"], wrong: list[int | None]
+    ) -> None:
+        """Write the states of the entries that were computed. held: the slots of all their tokens.
+        wrong: their first wrong rows."""
+        pairs = zip(plan.entries, held, strict=False)
+        rows = [slot for entry, slots in pairs for slot in slots[entry.start :]]
+        rows += [0] * (sum(entry.count for entry in plan.entries) - len(rows))
+        if views.draft_inputs is not None:
+            views.draft_inputs.add(0, [mx.array(np.array(rows, np.uint64))])
+        if views.replay is not None:
+            (extended,) = views.replay.extend(0, [mx.array(np.array(rows, np.uint64))])
+            if views.replay.own_rows(extended).tolist() != rows:
+                raise SimulationError("rows change places where drafts are replayed")
+            rows = extended.tolist()
+        if len(rows) != sum(segment.count for segment in views.states):
+            raise SimulationError(f"{len(rows)} rows advance the states {views.states}")
+        first = 0
+        for entry, segment, slots, bad in zip(
+            plan.entries, views.states, held, wrong, strict=False
+        ):
+            seen = rows[first : first + segment.count]
+            self._advance(entry, segment, views.epoch, slots, seen, is_spoilt=bad == 0)
+            first += segment.count
+
+    def _advance(
+        self,
+        entry: PlanEntry,
+        segment: StateSegment,
+        epoch: int,
+        slots: "array[int]",
+        seen: list[int],
+        *,
+        is_spoilt: bool,
     ) -> None:
         """Write the states of an entry: after a token it is the content of its slot. Where rows are
-        wrong, the state is wrong as well, and no sequence may go on from it."""
+        wrong, the state is wrong as well, and no sequence may go on from it. seen: the rows that
+        the state sees: those of kept drafts, then the entry's."""
         assert self.states is not None
-        slots = array("Q", access.held)
+        begin = entry.start + entry.count - segment.count
 
         def after(rows: int) -> int:
-            end = entry.start + rows
-            wrong = SPOILT if is_spoilt and rows > 0 else 0
-            return (slots[end - 1] if end else 0) ^ wrong
+            wrong = SPOILT if is_spoilt and begin + rows > entry.start else 0
+            if rows > 0:
+                return seen[rows - 1] ^ wrong
+            return slots[begin + rows - 1] if begin + rows else 0
 
         written = {slot for _, slot in segment.writes}
         if is_spoilt:
@@ -433,7 +492,7 @@ class SlotRunner:
             self._wrong_states -= written
         life = self._lives[entry.seq_id]
         if not (is_spoilt and entry.seq_id in self._spoilt):
-            self.states.advance(segment, entry.start, life, access.epoch, after)
+            self.states.advance(segment, begin, life, epoch, after, entry.drafts)
 
     def _tokens(self, entry: PlanEntry) -> list[int | None]:
         """Return an entry's tokens; None for one that is not finite."""
@@ -443,7 +502,18 @@ class SlotRunner:
             raise SimulationError(f"{entry} waits for a step that is not the one before")
         return [self._sampled[entry.tokens.row]]
 
-    def _check_contents(self, access: _Access) -> None:
+    def _reject(self, entry: PlanEntry, kept: int) -> None:
+        """Note that the next step writes the rows of rejected drafts again. It may begin before the
+        device says that this one has completed."""
+        end = self.dropped[entry.seq_id] = entry.start + entry.count
+        for step in self._running:
+            for access in step.accesses:
+                if (access.seq_id, access.tokens) == (entry.seq_id, end):
+                    self._check_unchanged(step.epoch, access)
+                    access.cut(end - entry.drafts + kept)
+
+    def _check_contents(self, access: _Access, tokens: int) -> None:
+        """tokens: those behind which there are only drafts that must be rejected."""
         seq_id = access.seq_id
         for block, _ in access.blocks:
             if block.owner != self._salts[seq_id]:
@@ -451,13 +521,14 @@ class SlotRunner:
                     f"request {seq_id} reads {block}, which belongs to {block.owner}"
                 )
         held = access.held
-        want = self.recall(seq_id).slots(access.tokens)
+        held = held[: len(held) - (access.tokens - tokens) * SLOT_BYTES]
+        want = self.recall(seq_id).slots(tokens)
         want = want[len(want) - len(held) :]
         if held != want:
             pairs = zip(array("Q", held), array("Q", want), strict=True)
             slot = next(slot for slot, (here, there) in enumerate(pairs) if here != there)
             raise SimulationError(
-                f"request {seq_id} finds something else in slot {slot} of {access.tokens}"
+                f"request {seq_id} finds something else in slot {slot} of {tokens}"
             )
 
     def _check_unchanged(self, epoch: int, access: _Access) -> None:
@@ -470,29 +541,67 @@ class SlotRunner:
             if block is not now or part != part_now:
                 raise SimulationError(f"{name} {block} was replaced or overwritten")
 
-    def _result(self, computed: Computed, row: int, state: SamplingState) -> Outcome:
-        """row: among those that sample."""
-        entry, held, is_bad, pools = computed
-        if is_bad:
-            return NOT_FINITE
-        if pools:
-            return Vector(vector(held))
-        then: Token | RowError | None = None
-        if entry.sampling is not None:
-            wanted = next_token(held, entry.sampling.params.seed, VOCAB)
-            then = Token(told(wanted, state.histories[row], state.masks, row, VOCAB))
-            if state.masks is not None and row in state.masks.broken:
-                then = RowError(state.masks.broken[row])
-        if entry.scoring is None:
-            assert then is not None
-            return then
-        pairs = enumerate(entry.scoring.next_tokens, entry.scoring.start + 1)
-        scores = tuple(score(held[: end * SLOT_BYTES], token) for end, token in pairs)
-        return Scores(scores, then)
+    def _sample(
+        self, computed: Computed, first: int, state: SamplingState
+    ) -> list[Token | Vector | RowError]:
+        """Return what an entry samples. first: the first of its rows among those that sample."""
+        entry, held, wrong_from, pools = computed
+        rows: list[Token | Vector | RowError] = []
+        for number, sampling in enumerate(entry.samplings):
+            row, seen = first + number, len(held) - (entry.drafts - number) * SLOT_BYTES
+            if wrong_from is not None and number >= wrong_from:
+                rows.append(NOT_FINITE)
+            elif pools:
+                rows.append(Vector(vector(held)))
+            elif state.masks is not None and row in state.masks.broken:
+                rows.append(RowError(state.masks.broken[row]))
+            else:
+                noise = sampling.params.seed, sampling.num_generated
+                wanted = next_token(held[:seen], *noise, VOCAB)
+                token = told(wanted, state.histories[row], state.masks, row, VOCAB)
+                rows.append(Token(token))
+        return rows
 
 
-def _token_of(outcome: Outcome) -> int | None:
-    """Return the token that was sampled; None where there is none."""
-    if isinstance(outcome, Scores):
-        return None if outcome.then is None else _token_of(outcome.then)
-    return outcome.token_id if isinstance(outcome, Token) else None
+def _outcome(computed: Computed, sampled: list[Any]) -> Outcome:
+    """sampled: the entry's rows."""
+    entry, held = computed.entry, computed.held
+    if entry.drafts:
+        return Verified.of(entry.draft_tokens, sampled)
+    if computed.wrong_from is not None:
+        return NOT_FINITE
+    then: Any = sampled[0] if sampled else None
+    if entry.scoring is None:
+        assert isinstance(then, Token | Vector | RowError)
+        return then
+    pairs = enumerate(entry.scoring.next_tokens, entry.scoring.start + 1)
+    return Scores(tuple(score(held[: end * SLOT_BYTES], token) for end, token in pairs), then)
+
+
+def _until_stop(entry: PlanEntry, outcome: Outcome) -> list[Outcome]:
+    """Return an entry's results in order, without those behind a stop token."""
+    if not isinstance(outcome, Verified):
+        return [outcome]
+    assert entry.sampling is not None
+    stops = entry.sampling.params.stop_token_ids
+    ends = [n for n, each in enumerate(outcome.tokens, 1) if each[0] in stops]
+    return [*outcome.tokens[: min(ends, default=None)]]
+
+
+def _sampled_rows(plan: StepPlan) -> int:
+    return sum(len(entry.samplings) for entry in plan.entries)
+
+
+def _buffers(plan: StepPlan, segments: Any) -> list[int]:
+    """Return each entry's buffer: its rows are a segment, or one segment each where there are
+    drafts."""
+    rest, buffers = iter(segments), []
+    for entry in plan.entries:
+        count = 1 if entry.drafts else entry.count
+        own = [next(rest) for _ in range(1 + entry.drafts)]
+        buffers.append(own[0].buffer)
+        if own != [Segment(buffers[-1], entry.start + row, count) for row in range(len(own))]:
+            raise SimulationError(f"the rows of {entry} lie in {own}")
+    if any(rest):
+        raise SimulationError("there are rows of no entry")
+    return buffers

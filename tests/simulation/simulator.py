@@ -379,6 +379,8 @@ class Simulation:
         tokens = self.counts["tokens"] + self._machine.runner.trials
         if counters.generated_tokens != tokens or counters.failed_rows != bad_rows:
             raise SimulationError(f"{counters}: there were {tokens} tokens, {bad_rows} bad rows")
+        if counters.accepted_tokens != self._machine.runner.kept:
+            raise SimulationError(f"{counters}: {self._machine.runner.kept} drafts were kept")
 
     def _check_waste(self) -> None:
         """Check that at most one row was wasted for each request that ended, and none for an end
@@ -417,6 +419,8 @@ class Simulation:
                 "rows computed": machine.runner.computed,
                 "cached tokens": counters.cached_prompt_tokens,
                 "preemptions": counters.preemptions,
+                "drafts kept": counters.accepted_tokens,
+                "drafts rejected": counters.drafted_tokens - counters.accepted_tokens,
                 "blocks copied": machine.memory.copies,
                 "mapping waits": machine.kv.mapping_waits,
                 "models tried": machine.runner.trials,

@@ -149,6 +149,7 @@ SWITCHES = (
     Switch("rings", (False, True), _rings),
     Switch("overlap", (False, True, True, True), "overlap"),
     Switch("lag", (0, 1, 1, 2, 4), "longest_lag"),
+    Switch("drafts", (None, None, 1.0, 0.0, 0.3), "mistaken_drafts"),
     # The memory.
     Switch("slow-memory", (0.0, 0.3, 0.7, 0.9), "slowness"),
     Switch("refusals", (0.0, 0.0, 0.0, 0.01, 0.05, 0.2), _refusals),

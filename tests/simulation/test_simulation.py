@@ -23,6 +23,8 @@ EVENTS = (
     "engines ended by their memory",
     "engines ended by their model",
     "blocks copied",
+    "drafts kept",
+    "drafts rejected",
     "failed steps",
     "forks",
     "mapping waits",

@@ -35,6 +35,8 @@ class World:
     max_step_mask_s: float = math.inf
     overlap: bool = False
     """Whether steps are begun before the one in flight is read."""
+    mistaken_drafts: float | None = None
+    """The share of drafts that are drawn by chance; None: there are no drafts."""
     shares_prefixes: bool = False
     max_sharers: int = 1000
     free_slack_bytes: int = 0
