@@ -207,7 +207,7 @@ class TokenEvent(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """Set in the first event if requested: one item for each prompt token, None for token 0."""
     drafts: DraftReport | None = None
-    """Set in the last event of an answer that had drafts."""
+    """The answer's drafts so far, or None without any."""
     embedding: np.ndarray | None = None
     """The prompt's vector, float32 ``[hidden_size]``, in the last event of a pooling request."""
 

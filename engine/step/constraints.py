@@ -63,7 +63,7 @@ def _after_drafts(row: SamplingRow, before: TokenConstraint | None) -> TokenCons
     assert row.sequence is not None
     if not row.drafts or before is None:
         return row.sequence.constraint
-    after = deepcopy(before) if len(row.drafts) == 1 else before
+    after = deepcopy(before) if before is row.sequence.constraint else before
     after.accept(row.drafts[-1])
     return after
 

@@ -274,7 +274,7 @@ def _append(sequence: Sequence, outcome: Token) -> TokenEvent:
     elif len(tokens) >= sequence.max_tokens:
         finish = FinishReason.LENGTH
     prefix = sequence.prefix if first or finish is not None else None
-    drafts = None if finish is None else sequence.draft_report
+    drafts = sequence.draft_report
     return TokenEvent(
         sequence.seq_id, token, finish, outcome.logprobs, None, prefix, scores, drafts
     )

@@ -3,6 +3,7 @@
 import asyncio
 import statistics
 import time
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,8 @@ class Timed:
         self._constraint.accept(token_id)
         self._seconds[-1] += time.perf_counter() - started_s
 
-    def copy(self) -> "Timed":
-        return Timed(self._constraint.copy(), self._seconds)
+    def __deepcopy__(self, _: object) -> "Timed":
+        return Timed(deepcopy(self._constraint), self._seconds)
 
 
 def run_constraints(rounds: Rounds, threads: int, folder: Path) -> Part:
@@ -154,7 +155,7 @@ def _engine(model: Path, threads: int, constraint: TokenConstraint | None) -> En
     for number in range(1, STREAMS + 1):
         prompt = (number, *range(PROMPT_TOKENS - 1))
         params = SamplingParams(MODEL_LEN - PROMPT_TOKENS - 1, seed=number)
-        own = None if constraint is None else constraint.copy()
+        own = deepcopy(constraint)
         loop.mailbox.put(request_of(number, prompt, params, constraint=own))
     while loop.stats.generated_tokens < STREAMS * WARM_UP_STEPS:
         loop.run_once()

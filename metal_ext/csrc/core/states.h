@@ -51,8 +51,8 @@ struct StateSegment {
 };
 
 // A step's rows, with the state slots that the rows read and write. All recurrent layers share one
-// object. A tile has up to 64 rows; a segment with drafts is within one. A run ends where a segment or
-// a tile ends, or at a write to a slot:
+// object. A tile has up to 64 rows; a segment with drafts is within one. A run ends where a segment
+// or a tile ends, or at a write to a slot:
 //   rows      | segment 0              | segment 1 ........................ |
 //   tiles     | tile 0 ................ | tile 1 ......... | tile 2 ....... |
 //   runs      | run       | run         | run      | run   | run            |

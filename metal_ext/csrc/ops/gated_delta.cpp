@@ -131,9 +131,9 @@ class LayerStep {
       const size_t at = run.first - part.first;
       kernels_.delta.recur(
           {shape_.key_dim, value_dim},
-          {run.count, state(run.from, head), run.to == nullptr ? lost : state(run.to, head), queries,
-           queries + shape_.keys_width(), values, shape_.conv_width(), decays + at, betas + at,
-           row_out(run.first, head), shape_.values_width()});
+          {run.count, state(run.from, head), run.to == nullptr ? lost : state(run.to, head),
+           queries, queries + shape_.keys_width(), values, shape_.conv_width(), decays + at,
+           betas + at, row_out(run.first, head), shape_.values_width()});
       if (run.written) {
         write_tail(part, run, head);
       }
@@ -221,7 +221,8 @@ struct GatedDeltaStep {
   void run(const Arrays& in, Arrays& out) const {
     const auto held = workers->pool.hold();
     const size_t lost = whole_lines(delta->shape.head_numbers());
-    const size_t convolved = std::min(rows->size(), StateRows::kTileRows) * delta->shape.conv_width();
+    const size_t tile_rows = std::min(rows->size(), StateRows::kTileRows);
+    const size_t convolved = tile_rows * delta->shape.conv_width();
     float* const scratch =
         workers->pool.scratch(whole_lines(convolved) + workers->pool.threads() * lost);
     const LayerStep step(*delta, offset, in, out.floats(1), workers->kernels, scratch);
