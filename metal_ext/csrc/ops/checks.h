@@ -27,8 +27,8 @@ void check_projected(
 void check_heads(
     const Geometry& geometry, const Layer& layer, int64_t query_heads, int64_t kv_heads);
 void check_row_bytes(const Geometry& geometry, const Layer& layer, size_t row_bytes);
-// Checks that a region's rows [first, tokens) are mapped. Returns their shape, and their offset from
-// the region's start in bytes.
+// Checks that a region's rows [first, tokens) are mapped. Returns their shape, and their offset
+// from the region's start in bytes.
 std::pair<mx::Shape, size_t> check_view(
     const AddressRange& range, int64_t region, int64_t first, int64_t tokens, int64_t kv_heads,
     int64_t head_dim, mx::Dtype type);

@@ -12,8 +12,8 @@ void require_equal_rows(const Geometry& geometry) {
   for (size_t region = 1; region < geometry.regions(); ++region) {
     require<std::invalid_argument>(
         geometry.row_bytes(region) == geometry.row_bytes(0),
-        "the paged backend and a ring need rows of one length, but region 0 has ", geometry.row_bytes(0),
-        " bytes per row and region ", region, " has ", geometry.row_bytes(region));
+        "the paged backend and a ring need rows of one length, but region 0 has ",
+        geometry.row_bytes(0), " bytes per row and region ", region, " has ", geometry.row_bytes(region));
   }
 }
 

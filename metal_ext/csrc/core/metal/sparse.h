@@ -79,7 +79,8 @@ class SparseBufferRange final : public DeviceRange {
  private:
   uint64_t address(size_t region_index, size_t block) const;  // on the GPU
   // Returns a list of mapping operations for each buffer. One operation is for all blocks of a
-  // region, because these blocks are adjacent both in heaps and in ranges; a ring's mirror has more.
+  // region, because these blocks are adjacent both in heaps and in ranges. A ring's mirror has more
+  // operations.
   std::vector<std::vector<MappingOperation>> operations(
       MTL::SparseTextureMappingMode mode, size_t heap_block, size_t block, size_t count) const;
 
