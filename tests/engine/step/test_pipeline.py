@@ -121,9 +121,7 @@ def answer(prompt: list[int], count: int) -> list[int]:
 def test_overlapping_steps_say_bit_for_bit_what_steps_one_by_one_say(tiny_model: Path) -> None:
     def run(overlap: bool) -> tuple[list[TokenEvent], list[list[tuple[int, int, int]]], int]:
         events: list[TokenEvent] = []
-        config = replace(
-            CONFIG, page_bytes=None, kv_budget_bytes=None, overlap=overlap, drafts=False
-        )
+        config = replace(CONFIG, page_bytes=None, kv_budget_bytes=None, overlap=overlap)
         loop = built_loop(tiny_model, config, events.extend)
         # What a step may compute does not depend on how long it takes.
         loop._scheduler.budget.target_s = 1e9

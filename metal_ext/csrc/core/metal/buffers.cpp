@@ -13,7 +13,8 @@ void require_equal_rows(const Geometry& geometry) {
     require<std::invalid_argument>(
         geometry.row_bytes(region) == geometry.row_bytes(0),
         "the paged backend and a ring need rows of one length, but region 0 has ",
-        geometry.row_bytes(0), " bytes per row and region ", region, " has ", geometry.row_bytes(region));
+        geometry.row_bytes(0), " bytes per row and region ", region, " has ",
+        geometry.row_bytes(region));
   }
 }
 
