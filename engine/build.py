@@ -361,8 +361,8 @@ def new_scheduler(
     budget = first_budget(config, GPU_TILE_ROWS if on_gpu else 1)
     # On a GPU, a row's bits still depend on the number of rows that MLX multiplies.
     drafter = TextDrafts(RowCosts()) if config.drafts and not on_gpu else None
-    most = config.max_num_batched_tokens
-    return Scheduler(kv, limits, budget, most, config.max_step_mask_s, drafter)
+    batched = config.max_num_batched_tokens
+    return Scheduler(kv, limits, budget, batched, config.max_step_mask_s, drafter)
 
 
 def first_budget(

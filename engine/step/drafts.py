@@ -80,16 +80,16 @@ class TextDrafts:
     def observe(self, rows: int, seconds: float) -> None:
         self.costs.observe(rows, seconds)
 
-    def _depth(self, sequence: Sequence, most: int, running: int) -> int:
-        """Return the number of drafts, at most ``most``, that gives the most tokens per second."""
+    def _depth(self, sequence: Sequence, limit: int, running: int) -> int:
+        """Return the number of drafts, at most ``limit``, that gives the most tokens per second."""
         best, depth = LEAST_GAIN, 0
         tokens, likely = float(running), 1.0
-        for number in range(1, most + 1):
+        for number in range(1, limit + 1):
             likely *= sequence.acceptance
             tokens += likely
             gain = tokens / running / self.costs.ratio(running, number)
             if gain > best:
                 best, depth = gain, number
-        if most and not depth:
+        if limit and not depth:
             sequence.acceptance += RECOVERY * (FIRST_ACCEPTANCE - sequence.acceptance)
         return depth
