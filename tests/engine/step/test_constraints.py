@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.step.constraints import BROKEN, accept
+from engine.step.constraints import BROKEN, accept, allowed_drafts
 from engine.step.plan import NOT_FINITE, RowError, Scores, Token
 from engine.step.sequence import Sequence
 from engine.types import (
@@ -222,3 +222,15 @@ def test_a_constraint_is_told_the_token_that_comes_with_scores() -> None:
     assert accept(sequence(refusing), scores) == scores._replace(then=RowError(BROKEN))
     unsampled = scores._replace(then=None)
     assert accept(sequence(taking), unsampled) == unsampled
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 2])
+def test_drafts_end_where_the_constraint_forbids_them_or_fails(fails_at: int) -> None:
+    def third(accepted: list[int]) -> set[int]:
+        return {3 * len(accepted) + 1}
+
+    failing = Scripted(third, fills_until=fails_at)
+    assert allowed_drafts(failing, (1, 4, 7, 10), VOCAB) == (1, 4, 7, 10)[:fails_at]
+    drafts = tuple(3 * n + 1 + (n == fails_at) for n in range(4))
+    assert allowed_drafts(Scripted(third), drafts, VOCAB) == drafts[:fails_at]
+    assert failing.accepted == [], "the answer's own constraint stays where it is"
