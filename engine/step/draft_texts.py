@@ -21,12 +21,14 @@ class TextIndex:
         """``size`` is the number of tokens that must be equal."""
         self._size = size
         self._read = size - 1
-        self._ends = array("i", bytes(INDEXED_PLACES * array("i").itemsize))
-        """The newest end of an occurrence, by the hash of its tokens."""
+        self._ends = array("i")
+        """The newest end of an occurrence, by the hash of its tokens. Most requests never need this
+        table: it is made when the text is first read."""
 
     def extend(self, text: Sequence[int], end: int) -> None:
         """Read more of the text, up to position ``end``, but not too much at once."""
         end = min(end, self._read + READ_AT_ONCE)
+        self._ends = self._ends or array("i", [0]) * INDEXED_PLACES
         for place in range(self._read + 1, end + 1):
             self._ends[hash(tuple(text[place - self._size : place])) % INDEXED_PLACES] = place
         self._read = max(self._read, end)

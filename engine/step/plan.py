@@ -109,6 +109,10 @@ class PlanEntry(NamedTuple):
         return self.tokens[-self.drafts :] if self.drafts else ()
 
     @property
+    def num_sampled(self) -> int:
+        return 0 if self.sampling is None else 1 + self.drafts
+
+    @property
     def samplings(self) -> list[Sampling]:
         """Return the parameters of each sampled token, in order."""
         first = self.sampling

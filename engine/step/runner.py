@@ -185,7 +185,7 @@ class ModelRunner:
                 tokens.append(0)
             else:
                 tokens += entry.tokens
-            rows += range(len(tokens) - len(entry.samplings), len(tokens))
+            rows += range(len(tokens) - entry.num_sampled, len(tokens))
         return self._tokens(tokens, pending), rows
 
     def _tokens(self, known: list[int], pending: list[tuple[int, int]]) -> mx.array:

@@ -251,7 +251,7 @@ class Scheduler:
             sequence = self._by_id.get(entry.seq_id)
             drafts, known = entry.draft_tokens, entry.start + entry.count - entry.drafts
             assert sequence is None or sequence.num_tokens == known, "a token is not known yet"
-            rows += [SamplingRow(sequence, drafts[:n]) for n in range(len(entry.samplings))]
+            rows += [SamplingRow(sequence, drafts[:n]) for n in range(entry.num_sampled)]
         return rows
 
     # --- planning and committing a step ---------------------------------------------------------
@@ -284,7 +284,7 @@ class Scheduler:
             sequence.progress.scheduled = stop
             if entry.sampling is not None:
                 sequence.sampled_row = num_sampling
-                num_sampling += len(entry.samplings)
+                num_sampling += entry.num_sampled
                 # No K and V are computed for an answer's last token. Drafts wait for no token.
                 awaited = stop + 1 < sequence.max_tokens and not entry.drafts
                 sequence.num_output_placeholders += awaited
