@@ -178,8 +178,8 @@ class Group:
     useful_blocks: int | None = None
     """The number of blocks that all sequences and their prefixes can use, or None for any."""
     ring_blocks: int = 0
-    """If not 0, a buffer has two addresses for each of so many blocks, where that is shorter than
-    one for each block of a context (a ring: metal_ext/csrc/core/geometry.h)."""
+    """The number of blocks in a buffer's ring of addresses (metal_ext/csrc/core/geometry.h). 0 is
+    for buffers with an address for each block of a context."""
 
     @cached_property
     def bytes_per_token(self) -> int:

@@ -114,7 +114,7 @@ class LayerStep {
   }
 
   // Runs a value head's recurrence, norm and gate on a part. Writes the head's share of the tails.
-  // `lost` gets the head's state after drafts, which nobody reads.
+  // The state after drafts is not kept: the kernel writes it to `lost`, and no code reads it.
   void finish(const Tile& tile, const Part& part, size_t head, float* lost) const {
     const size_t key_head = head / (shape_.value_heads / shape_.key_heads);
     const size_t value_dim = shape_.value_dim;

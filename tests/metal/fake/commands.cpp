@@ -136,8 +136,9 @@ void CommandBuffer::check_residency(const Command& command, const Touched& page)
   }
 }
 
-// What may be touched at once: a page that stands in several buffers is written by nobody, and
-// what a command writes no other queue touches, and nobody through another address.
+// Checks that commands which may run together do not conflict. No command writes a page that is
+// mapped in several buffers. No other queue touches a page that a command writes, and no command
+// touches it through another address.
 void CommandBuffer::check_page(const std::string& what, const Touched& page) const {
   if (page.write && page.buffer->sparse()) {
     const auto& places = static_cast<const Heap*>(page.memory)->addresses_of_page;
