@@ -113,6 +113,8 @@ class KVShape:
     layers: tuple[KVSpec, ...]
     """One KVSpec per layer that keeps K and V. Recurrent layers are left out."""
     states: tuple[StateSpec, ...] = ()
+    hidden_size: int = 0
+    """The size of the hidden states that a model with a head for drafts keeps, or 0."""
 
     @classmethod
     def uniform(cls, num_layers: int, spec: KVSpec) -> "KVShape":

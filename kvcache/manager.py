@@ -261,6 +261,15 @@ class KVCacheManager:
         self._issued_epoch = epoch
         return views
 
+    def preview(self, tokens: Sequence[tuple[int, int]]) -> KVViews:
+        """Return views to compute a token each of ``(seq_id, position)``, which the next step
+        computes again. Memory for it is reserved, and it is evaluated before the next step."""
+        plan = [StepTokens(seq_id, position, 1) for seq_id, position in tokens]
+        views = KVViews(self._layers, self._order, [1] * len(plan), self._issued_epoch)
+        for group in self._groups:
+            group.preview(plan, views)
+        return views
+
     @property
     def _is_quiet(self) -> bool:
         return self._completed_epoch == self._issued_epoch

@@ -6,6 +6,7 @@ import mlx.core as mx
 
 import metal_ext
 from kvcache.backends.backend import LayerRegions, Segment, StateRows, StepRows
+from kvcache.hidden import HiddenStates
 from kvcache.layout import KVLayout
 from kvcache.replay import DraftInputs, Replay
 from metal_ext import GatedDelta, QKTransform, Softmax
@@ -48,6 +49,8 @@ class KVViews:
         """Set if sequences have kept drafts of which no state is written yet."""
         self.draft_inputs: DraftInputs | None = None
         """Set if the step has drafts, and the model recurrent layers."""
+        self.hidden: HiddenStates | None = None
+        """Set if the model has a head for drafts."""
         self._layers = layers
         self._order = order
         self._decode_rows = next((i for i, n in enumerate(counts) if n > 1), len(counts))
@@ -105,11 +108,18 @@ class KVViews:
         tokens[number], output = self.states.recur(tokens[number], number, qkv, z, a, b, delta)
         return output if self.replay is None else self.replay.own_rows(output)
 
+    def shift(self, states: mx.array) -> tuple[mx.array, mx.array]:
+        """See HiddenStates.shift."""
+        assert self.hidden is not None, "the cache keeps no hidden states"
+        return self.hidden.shift(states)
+
     def step_end(self, results: list[mx.array]) -> list[mx.array]:
         """Return the arrays to evaluate for the results and for all appends of the step."""
         arrays = results + self._order.newest + self._order.newest_states
         if self.draft_inputs is not None:
             arrays += self.draft_inputs.arrays
+        if self.hidden is not None:
+            arrays += self.hidden.arrays
         for rows in self.rows:
             arrays = rows.end(arrays)
         return arrays

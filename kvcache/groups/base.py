@@ -111,6 +111,9 @@ class KVGroup(ABC):
     def schedule(self, plan: StepPlan, epoch: int, views: KVViews) -> None:
         """Add the group's rows of step ``epoch`` to its views."""
 
+    def preview(self, plan: StepPlan, views: KVViews) -> None:  # noqa: B027  # it keeps no rows
+        """Add the rows of tokens that may come next. The next step computes these rows again."""
+
     def settled(self, seq_id: int, end: int) -> int:
         """Return the number of the first ``end`` tokens, which are kept, after which this group
         keeps what it knows of them."""

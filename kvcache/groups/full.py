@@ -204,6 +204,10 @@ class FullGroup(KVGroup):
             for own, end, count in growing:
                 self.allocator.map_ahead(own, end, count)
 
+    def preview(self, plan: StepPlan, views: KVViews) -> None:
+        segments = [Segment(self._open[each.seq_id].buffer.number, *each[1:3]) for each in plan]
+        views.add(self.backend.rows(segments), segments)
+
     def commit(self, seq_id: int, start: int, end: int, epoch: int) -> None:
         for number in range(start // self._size, end // self._size):
             self.prefixes.note_filled(epoch, self._open[seq_id], number)

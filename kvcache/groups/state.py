@@ -131,6 +131,10 @@ class StateGroup(KVGroup):
         kept = (n for n in range(at_most, start, -1) if self.pool.find(hashes.digests[n - 1]))
         return next(kept, start)
 
+    def can_begin(self, digest: bytes) -> bool:
+        """Return True if a sequence can begin after the block with this hash."""
+        return self.pool.find(digest) is not None
+
     def has_room(self, hashes: BlockHashes, num_tokens: int) -> bool:
         return SLOTS_PER_SEQUENCE * (len(self._open) + 1) <= len(self.pool.slots)
 

@@ -146,9 +146,7 @@ def full_group(kv: KVCacheManager, number: int = 0) -> FullGroup:
 
 
 def state_group(kv: KVCacheManager) -> StateGroup:
-    group = kv._groups[-1]
-    assert isinstance(group, StateGroup)
-    return group
+    return next(group for group in kv._groups if isinstance(group, StateGroup))
 
 
 def blocks_of(kv: KVCacheManager, seq_id: int) -> list[Block]:

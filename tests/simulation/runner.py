@@ -382,6 +382,8 @@ class SlotRunner:
                 computed.append(Computed(entry, accesses[0].held, wrong_from, pools))
         if self.states is not None:
             self._recur(plan, views, held, wrong)
+        if views.hidden is not None:
+            self._shift(plan, views, held)
         if fails_at is not None and fails_at <= len(plan.entries):
             self.failed = plan
             self.fail()
@@ -462,6 +464,25 @@ class SlotRunner:
             seen = rows[first : first + segment.count]
             self._advance(entry, segment, views.epoch, slots, seen, is_spoilt=bad == 0)
             first += segment.count
+
+    def _shift(self, plan: StepPlan, views: Any, held: list["array[int]"]) -> None:
+        """Check the hidden state before each row: after a token it is the content of its slot."""
+        rows = [
+            slot
+            for entry, slots in zip(plan.entries, held, strict=False)
+            for slot in slots[entry.start :]
+        ]
+        missing = sum(entry.count for entry in plan.entries) - len(rows)
+        states = np.array(rows + [0] * missing, np.uint64)
+        before, known = views.shift(mx.array(states)[:, None])
+        wanted = [
+            slots[place - 1] if place else 0
+            for entry, slots in zip(plan.entries, held, strict=False)
+            for place in range(entry.start, entry.start + entry.count)
+        ]
+        found = (before * known)[: len(rows), 0].tolist()
+        if found != wanted:
+            raise SimulationError(f"hidden states before {plan.segments}: {found}, not {wanted}")
 
     def _advance(
         self,

@@ -80,6 +80,12 @@ def _states(world: World, _: bool, rng: Random) -> World:
     return replace(world, layout=replace(world.layout, shape=shape), num_slots=num_slots)
 
 
+def _head(world: World, _: bool, __: Random) -> World:
+    """Give the model a head for drafts, which needs the hidden states before each step."""
+    shape = replace(world.layout.shape, hidden_size=1)
+    return replace(world, layout=replace(world.layout, shape=shape))
+
+
 def _chunks(world: World, most: int, rng: Random) -> World:
     return replace(world, max_num_batched_tokens=most, min_budget_tokens=rng.randint(1, most))
 
@@ -139,6 +145,7 @@ SWITCHES = (
     Switch("company", (1, 2, 3, 4, 4, 6, 8), _company),
     Switch("little-room", (1000.0, 1.0, 1.0, 1.3, 1.6, 2.0), _little_room),
     Switch("states", (False, True), _states),
+    Switch("head", (False, True), _head),
     Switch("prefixes", (False, *(True,) * 9), "shares_prefixes"),
     Switch("sharers", (1000, 1000, 2, 3), "max_sharers"),
     Switch("slack", (0.0, 0.3, 1.0), _slack),
