@@ -17,7 +17,8 @@ from engine.models.mlx_ops import MlxOps
 from engine.models.spec import ModelSpec
 from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.memory import Q4, memory_demand
-from engine.step.drafts import RowCosts, TextDrafts
+from engine.step.draft_head import DraftHead, DraftModel
+from engine.step.drafts import Drafts, RowCosts
 from engine.step.loop import WARM_UP_TOKENS, Emit, EngineLoop
 from engine.step.runner import Model, ModelRunner
 from engine.step.scheduler import Scheduler
@@ -293,12 +294,14 @@ def assemble(
     embedding_size: int | None = None,
     weights: Sequence[mx.array] = (),
     journal: Journal | None = None,
+    draft_model: DraftModel | None = None,
 ) -> EngineLoop:
     """Return an engine for ``model`` after a warm-up request.
 
     ``workers`` is None on a GPU. ``identity`` is the model's digest: only models with equal digests
     share K and V. ``embedding_size`` is None for a model that generates text. A GPU keeps
-    ``weights`` resident. Raises RuntimeError if memory cannot be mapped or the warm-up fails.
+    ``weights`` resident. ``draft_model`` is the model if it has a head for drafts. Raises
+    RuntimeError if memory cannot be mapped or the warm-up fails.
     """
     on_gpu = choice.kv_backend.on_gpu
     backends = new_backends(
@@ -329,7 +332,8 @@ def assemble(
         shared_block_tokens=memory.layout.tokens_per_block if shares else None,
         keeps_states=states is not None,
     )
-    scheduler = new_scheduler(kv, limits, config, on_gpu=on_gpu)
+    head = None if draft_model is None else DraftHead(draft_model, kv, workers)
+    scheduler = new_scheduler(kv, limits, config, head, on_gpu=on_gpu)
     loop = EngineLoop(
         scheduler,
         kv,
@@ -356,11 +360,16 @@ def assemble(
 
 
 def new_scheduler(
-    kv: KVCacheManager, limits: EngineLimits, config: EngineConfig, *, on_gpu: bool
+    kv: KVCacheManager,
+    limits: EngineLimits,
+    config: EngineConfig,
+    head: DraftHead | None = None,
+    *,
+    on_gpu: bool,
 ) -> Scheduler:
     budget = first_budget(config, GPU_TILE_ROWS if on_gpu else 1)
     # On a GPU, a row's bits still depend on the number of rows that MLX multiplies.
-    drafter = TextDrafts(RowCosts()) if config.drafts and not on_gpu else None
+    drafter = Drafts(RowCosts(), head) if config.drafts and not on_gpu else None
     batched = config.max_num_batched_tokens
     return Scheduler(kv, limits, budget, batched, config.max_step_mask_s, drafter)
 

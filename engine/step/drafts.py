@@ -1,22 +1,28 @@
 """Decides how many drafts (tokens that are likely to follow a sequence's newest one) to verify.
 
-Two measured things decide: how long steps take, by their number of rows, and how many of a
-sequence's drafts were kept lately. Where drafts do not pay, they rest."""
+Drafts are taken from texts (draft_texts.py), or made by the model's own head (draft_head.py). Two
+measured things decide: how long steps take, by their number of rows, and how many of a sequence's
+drafts were kept lately. Where drafts do not pay, they rest."""
 
-from dataclasses import dataclass
-from typing import Protocol
+import time
+from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple, Protocol
 
-from engine.step.sequence import FIRST_ACCEPTANCE, Sequence
+from engine.step.draft_head import DraftHead
+from engine.step.sequence import Sequence
 
 MAX_DRAFTS = 7
-# The weight of one draft, and of one measured step, in an average.
-DRAFT_WEIGHT, STEP_WEIGHT = 0.15, 0.2
-# What a row adds to a step, as a share of a step of one row, until it is measured.
-FIRST_ROW_COST = 0.1
+# Deeper drafts of a head are rarely kept, as it was trained for one or two.
+MAX_HEAD_DRAFTS = 4
+# The weight of one measured step in an average.
+STEP_WEIGHT = 0.2
+# What a row adds to a step, as a share of a step of one row, until it is measured. Likewise the
+# time of a pass of the head.
+FIRST_ROW_COST, FIRST_PASS_COST = 0.1, 0.1
+# Of this many steps, PLAIN_STEPS have no drafts of a head, so that their time stays known.
+MEASURED_STEPS, PLAIN_STEPS = 128, 3
 # Drafts rest unless they promise this many times the tokens per second.
 LEAST_GAIN = 1.05
-# Where drafts rest, the acceptance comes back by this share at each chance.
-RECOVERY = 0.002
 
 
 class Drafter(Protocol):
@@ -25,8 +31,13 @@ class Drafter(Protocol):
     def may_follow(self, sequence: Sequence, running: int) -> bool:
         """Return True if drafts are likely to follow the token that the step in flight samples."""
 
-    def propose(self, sequence: Sequence, room: int, running: int) -> tuple[int, ...]:
-        """Return up to ``room`` drafts after the sequence's newest token."""
+    def depth(self, sequence: Sequence, room: int, running: int) -> int:
+        """Return the number of drafts that pay after the sequence's newest token, up to
+        ``room``."""
+
+    def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+        """Return up to as many drafts as wanted after each sequence's newest token. Memory for
+        them is reserved."""
 
     def note(self, sequence: Sequence, drafts: int, kept: int) -> None:
         """Note how many of the drafts that ``propose`` returned were kept."""
@@ -40,16 +51,34 @@ class RowCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
+        self._pass_s: dict[int, float] = {}
 
     def observe(self, rows: int, seconds: float) -> None:
         before = self._seconds.get(rows, seconds)
         self._seconds[rows] = before + STEP_WEIGHT * (seconds - before)
 
+    def observe_pass(self, rows: int, seconds: float) -> None:
+        """Note how long a pass of the head for drafts took, by its number of rows."""
+        before = self._pass_s.get(rows, seconds)
+        self._pass_s[rows] = before + STEP_WEIGHT * (seconds - before)
+
+    def pass_ratio(self, rows: int) -> float:
+        """Return the time of a pass of the head by that of a step, both with ``rows`` rows."""
+        if not (self._pass_s and self._seconds):
+            return FIRST_PASS_COST
+        nearest = min(self._pass_s, key=lambda known: abs(known - rows))
+        return self._pass_s[nearest] / self.seconds(rows)
+
     def ratio(self, rows: int, more: int) -> float:
         """Return the time of a step with ``rows + more`` rows, by that of one with ``rows``."""
-        return self._estimate(rows + more) / self._estimate(rows)
+        return self.seconds(rows + more) / self.seconds(rows)
 
-    def _estimate(self, rows: int) -> float:
+    def knows(self, rows: int) -> bool:
+        return rows in self._seconds
+
+    def seconds(self, rows: int) -> float:
+        """Return the time of a step, or a number in proportion to it until one is measured."""
+
         def assumed(number: int) -> float:
             return 1 + FIRST_ROW_COST * (number - 1)
 
@@ -59,37 +88,90 @@ class RowCosts:
         return self._seconds[nearest] * assumed(rows) / assumed(nearest)
 
 
-@dataclass(slots=True)
-class TextDrafts:
-    """Takes drafts from the client's prediction, and from the prompt and the answer."""
+class _Choice(NamedTuple):
+    """A number of drafts, and the tokens per second that they promise, by those without drafts."""
 
-    costs: RowCosts
+    gain: float
+    depth: int
+
+
+class Drafts:
+    """Takes drafts from the client's prediction, from the prompt and the answer, and from the
+    model's own head."""
+
+    def __init__(self, costs: RowCosts, head: DraftHead | None = None) -> None:
+        self.costs = costs
+        self._head = head
+        self._passes_s = 0.0
+        """The time of the head's passes since the last observed step."""
+        self._steps = 0
 
     def may_follow(self, sequence: Sequence, running: int) -> bool:
+        if self._by_head(sequence, MAX_HEAD_DRAFTS, running).depth:
+            return True
         likely = sequence.likely_next(MAX_DRAFTS + 1)[1:]  # the first one is in flight
-        return self._depth(sequence, len(likely), running) > 0
+        return self._by_text(sequence, len(likely), running).depth > 0
 
-    def propose(self, sequence: Sequence, room: int, running: int) -> tuple[int, ...]:
+    def depth(self, sequence: Sequence, room: int, running: int) -> int:
         likely = sequence.likely_next(min(room, MAX_DRAFTS))
-        return likely[: self._depth(sequence, len(likely), running)]
+        by_text = self._by_text(sequence, len(likely), running)
+        by_head = self._by_head(sequence, min(room, MAX_HEAD_DRAFTS), running)
+        is_text = by_text >= by_head
+        sequence.drafted_by = sequence.text_drafts if is_text else sequence.head_drafts
+        return max(by_text, by_head).depth
+
+    def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+        own = [each for each in wanted if each[0].drafted_by is each[0].head_drafts]
+        by_head = iter(self._run_head(own) if own else [])
+        return [
+            next(by_head)
+            if sequence.drafted_by is sequence.head_drafts
+            else sequence.likely_next(depth)
+            for sequence, depth in wanted
+        ]
+
+    def _run_head(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+        assert self._head is not None, "the model has no head for drafts"
+        started_s = time.perf_counter()
+        drafts = self._head.propose(wanted)
+        seconds = time.perf_counter() - started_s
+        self._passes_s += seconds
+        self.costs.observe_pass(len(wanted), seconds / max(depth for _, depth in wanted))
+        return drafts
 
     def note(self, sequence: Sequence, drafts: int, kept: int) -> None:
-        for is_kept in (*(1.0,) * kept, *(0.0,) * (kept < drafts)):
-            sequence.acceptance += DRAFT_WEIGHT * (is_kept - sequence.acceptance)
+        sequence.drafted_by.note(drafts, kept)
 
     def observe(self, rows: int, seconds: float) -> None:
-        self.costs.observe(rows, seconds)
+        self.costs.observe(rows, seconds - self._passes_s)
+        self._passes_s = 0.0
+        self._steps += 1
 
-    def _depth(self, sequence: Sequence, limit: int, running: int) -> int:
-        """Return the number of drafts, at most ``limit``, that gives the most tokens per second."""
-        best, depth = LEAST_GAIN, 0
+    def _by_text(self, sequence: Sequence, limit: int, running: int) -> _Choice:
+        """Choose a depth for one sequence beside others that draft nothing."""
+        best, acceptance = _Choice(LEAST_GAIN, 0), sequence.text_drafts
         tokens, likely = float(running), 1.0
         for number in range(1, limit + 1):
-            likely *= sequence.acceptance
+            likely *= acceptance.share
             tokens += likely
-            gain = tokens / running / self.costs.ratio(running, number)
-            if gain > best:
-                best, depth = gain, number
-        if limit and not depth:
-            sequence.acceptance += RECOVERY * (FIRST_ACCEPTANCE - sequence.acceptance)
-        return depth
+            best = max(best, _Choice(tokens / running / self.costs.ratio(running, number), number))
+        if limit and not best.depth:
+            acceptance.recover()
+        return best
+
+    def _by_head(self, sequence: Sequence, limit: int, running: int) -> _Choice:
+        """Choose a depth, as if all running sequences drafted alike."""
+        best, acceptance = _Choice(LEAST_GAIN, 0), sequence.head_drafts
+        is_plain = self._steps % MEASURED_STEPS < PLAIN_STEPS or not self.costs.knows(running)
+        if self._head is None or is_plain:
+            return best
+        tokens = likely = 1.0
+        for number in range(1, limit + 1):
+            likely *= acceptance.share
+            tokens += likely
+            cost = self.costs.ratio(running, running * number)
+            cost += number * self.costs.pass_ratio(running)
+            best = max(best, _Choice(tokens / cost, number))
+        if limit and not best.depth:
+            acceptance.recover()
+        return best

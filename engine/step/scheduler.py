@@ -349,19 +349,15 @@ class Scheduler:
         """Return entries of sequences that lack one token, and whether any of them has no entry."""
         entries: list[PlanEntry] = []
         starving, rows = False, 0
-        for sequence in list(self._running):
-            start, tokens = sequence.num_scheduled, len(sequence.token_ids)
-            tokens += sequence.num_output_placeholders
-            decoding = tokens - start == 1 and sequence.prefix is not None
-            runs = sequence.status is SequenceStatus.RUNNING
-            if not decoding or not runs or sequence.seq_id in self._resting:
-                continue
+        ready = [sequence for sequence in self._running if self._may_decode(sequence)]
+        all_drafts = self._draft(ready)
+        for sequence in ready:
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # it was preempted for one before it
             if rows == self._max_batched_tokens:
                 return entries, True
-            if self._awaits_token(sequence):
-                self._resting.add(sequence.seq_id)
-                continue
-            drafts = self._draft(sequence, self._max_batched_tokens - rows - 1)
+            tokens = sequence.num_tokens + sequence.num_output_placeholders
+            drafts = all_drafts.get(sequence.seq_id, ())
             fits = bool(drafts) or self.kv.reserve(sequence.seq_id, tokens)
             if fits or (not overlapped and self._make_room(sequence)):
                 entries.append(plan_entry(sequence, tokens, self._plans, drafts))
@@ -372,25 +368,39 @@ class Scheduler:
                 starving = starving or sequence.status is SequenceStatus.RUNNING
         return entries, starving
 
-    def _awaits_token(self, sequence: Sequence) -> bool:
-        """Return True if the sequence waits for the step in flight, so that drafts can follow the
-        token which that step samples."""
-        if self.drafter is None or not sequence.num_output_placeholders:
+    def _may_decode(self, sequence: Sequence) -> bool:
+        """Return True if the sequence lacks one token, and need not wait for the step in flight.
+        Where drafts can follow the token that this step samples, the sequence waits for it."""
+        if sequence.num_uncomputed != 1 or sequence.prefix is None:
             return False
-        return self.drafter.may_follow(sequence, len(self._running))
+        if self.drafter is None or not sequence.num_output_placeholders:
+            return sequence.seq_id not in self._resting
+        if self.drafter.may_follow(sequence, len(self._running)):
+            self._resting.add(sequence.seq_id)
+        return sequence.seq_id not in self._resting
 
-    def _draft(self, sequence: Sequence, room: int) -> tuple[int, ...]:
-        """Return drafts for which memory is reserved, at most ``room``."""
-        if self.drafter is None or sequence.num_output_placeholders:
-            return ()
-        # No K and V are computed for an answer's last token.
-        room = min(room, sequence.max_tokens - 1 - sequence.num_tokens)
-        drafts = self.drafter.propose(sequence, room, len(self._running)) if room > 0 else ()
-        if drafts and sequence.constraint is not None:
-            drafts = allowed_drafts(sequence.constraint, drafts, self.limits.vocab_size)
-        end = sequence.num_tokens + len(drafts)
-        fits = drafts and self.kv.reserve(sequence.seq_id, end, len(drafts))
-        return drafts if fits else ()
+    def _draft(self, ready: SequenceOf[Sequence]) -> dict[int, tuple[int, ...]]:
+        """Return drafts by sequence. Memory for them is reserved."""
+        if self.drafter is None:
+            return {}
+        wanted: list[tuple[Sequence, int]] = []
+        left = self._max_batched_tokens - len(ready)
+        for sequence in ready:
+            # No K and V are computed for an answer's last token.
+            room = min(left, sequence.max_tokens - 1 - sequence.num_tokens)
+            if sequence.num_output_placeholders or room <= 0:
+                continue
+            depth = self.drafter.depth(sequence, room, len(self._running))
+            if depth and self.kv.reserve(sequence.seq_id, sequence.num_tokens + depth, depth):
+                wanted.append((sequence, depth))
+                left -= depth
+        drafts = zip(wanted, self.drafter.propose(wanted), strict=True)
+        return {each.seq_id: self._allowed(each, tokens) for (each, _), tokens in drafts}
+
+    def _allowed(self, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        if not drafts or sequence.constraint is None:
+            return drafts
+        return allowed_drafts(sequence.constraint, drafts, self.limits.vocab_size)
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Reserve memory for a sequence's next token. If needed, preempt the youngest sequences,

@@ -35,6 +35,10 @@ from kvcache.sequences import Progress
 
 # The share of drafts that are expected to be kept, before any of a sequence was verified.
 FIRST_ACCEPTANCE = 0.8
+# The weight of one draft in the average of those that were kept.
+DRAFT_WEIGHT = 0.15
+# Where drafts rest, the expected share comes back by this part at each chance.
+RECOVERY = 0.002
 NO_MEMORY = "the system has no memory for it"
 
 
@@ -67,6 +71,22 @@ class TokenCounts:
             if position >= num_prompt:
                 self.generated[slot] += 1
         self._seen = len(token_ids)
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """The share of one source's drafts that are expected to be kept, by those verified lately."""
+
+    share: float = FIRST_ACCEPTANCE
+
+    def note(self, drafts: int, kept: int) -> None:
+        """Note how many drafts of a step were kept. Those after the first rejected one count not
+        at all."""
+        for is_kept in (*(1.0,) * kept, *(0.0,) * (kept < drafts)):
+            self.share += DRAFT_WEIGHT * (is_kept - self.share)
+
+    def recover(self) -> None:
+        self.share += RECOVERY * (FIRST_ACCEPTANCE - self.share)
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -110,8 +130,10 @@ class Sequence:
     """The expected processor time for the mask of the tokens that may come next."""
     steps_rested: int = 0
     """The number of steps in a row that the sequence has sat out because of costly masks."""
-    acceptance: float = FIRST_ACCEPTANCE
-    """The share of drafts that are expected to be kept, by those that were verified lately."""
+    text_drafts: Acceptance = field(default_factory=Acceptance)
+    head_drafts: Acceptance = field(default_factory=Acceptance)
+    drafted_by: Acceptance = field(init=False)
+    """The source of the newest drafts: one of the two above."""
     accepted_drafts: int = 0
     rejected_drafts: int = 0
     scored: list[TokenLogprobs] = field(default_factory=list)
@@ -125,6 +147,7 @@ class Sequence:
         self.needs_state = self.constraint is not None or self.params.penalises
         self.scores_prompt = self.params.prompt_logprobs is not None
         self.draft_texts = DraftTexts(self.request.prediction_ids)
+        self.drafted_by = self.text_drafts
 
     def likely_next(self, count: int) -> tuple[int, ...]:
         """Return up to ``count`` tokens that are likely to follow the known ones."""

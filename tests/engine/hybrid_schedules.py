@@ -176,9 +176,14 @@ class Foretold:
     def may_follow(self, sequence: Sequence, running: int) -> bool:
         return self.rng.random() < 0.5
 
-    def propose(self, sequence: Sequence, room: int, running: int) -> tuple[int, ...]:
-        count = min(room, self.rng.randint(0, 6))
-        after = self.answers[sequence.seq_id][sequence.num_generated :][:count]
+    def depth(self, sequence: Sequence, room: int, running: int) -> int:
+        return min(room, self.rng.randint(0, 6))
+
+    def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+        return [self._drafts(sequence, depth) for sequence, depth in wanted]
+
+    def _drafts(self, sequence: Sequence, depth: int) -> tuple[int, ...]:
+        after = self.answers[sequence.seq_id][sequence.num_generated :][:depth]
         return tuple(
             (token + 1) % VOCABULARY if self.rng.random() < self.mistakes else token
             for token in after

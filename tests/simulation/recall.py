@@ -8,6 +8,7 @@ and the request's seed.
 
 from array import array
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import takewhile
@@ -201,10 +202,15 @@ class Foretelling:
     def may_follow(self, sequence: Sequence, running: int) -> bool:
         return self.rng.random() < 0.5
 
-    def propose(self, sequence: Sequence, room: int, running: int) -> tuple[int, ...]:
+    def depth(self, sequence: Sequence, room: int, running: int) -> int:
+        return min(room, self.rng.randint(0, MOST_DRAFTS))
+
+    def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+        return [self._drafts(sequence, depth) for sequence, depth in wanted]
+
+    def _drafts(self, sequence: Sequence, depth: int) -> tuple[int, ...]:
         rng, known = self.rng, sequence.num_tokens
-        end = known + min(room, rng.randint(0, MOST_DRAFTS))
-        after = self.recall(sequence.seq_id).tokens(end)[known:]
+        after = self.recall(sequence.seq_id).tokens(known + depth)[known:]
         return tuple(
             rng.randrange(self.vocab_size) if rng.random() < self.mistakes else token
             for token in after
