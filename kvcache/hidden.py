@@ -56,6 +56,7 @@ class HiddenStates:
 
     def first(self) -> mx.array:
         """Return the hidden states before each sequence's first row, ``[S, hidden]``."""
+        assert all(self._before), "a hidden state is not computed yet"
         arrays, places = self._joined([])
         return mx.concatenate(arrays)[mx.array(places)]
 

@@ -42,8 +42,9 @@ class Drafter(Protocol):
     def note(self, sequence: Sequence, drafts: int, kept: int) -> None:
         """Note how many of the drafts that ``propose`` returned were kept."""
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """Note how long a step without chunks of prompts took, by its number of rows."""
+    def observe(self, rows: int, seconds: float, interval_s: float) -> None:
+        """Note how long a step without chunks of prompts took, alone and with its planning, by its
+        number of rows."""
 
 
 class RowCosts:
@@ -102,9 +103,9 @@ class Drafts:
     def __init__(self, costs: RowCosts, head: DraftHead | None = None) -> None:
         self.costs = costs
         self._head = head
-        self._passes_s = 0.0
-        """The time of the head's passes since the last observed step."""
         self._steps = 0
+        self._has_run_head = False
+        """Whether the head has run since the last observed step."""
 
     def may_follow(self, sequence: Sequence, running: int) -> bool:
         if self._by_head(sequence, MAX_HEAD_DRAFTS, running).depth:
@@ -135,16 +136,16 @@ class Drafts:
         started_s = time.perf_counter()
         drafts = self._head.propose(wanted)
         seconds = time.perf_counter() - started_s
-        self._passes_s += seconds
+        self._has_run_head = True
         self.costs.observe_pass(len(wanted), seconds / max(depth for _, depth in wanted))
         return drafts
 
     def note(self, sequence: Sequence, drafts: int, kept: int) -> None:
         sequence.drafted_by.note(drafts, kept)
 
-    def observe(self, rows: int, seconds: float) -> None:
-        self.costs.observe(rows, seconds - self._passes_s)
-        self._passes_s = 0.0
+    def observe(self, rows: int, seconds: float, interval_s: float) -> None:
+        self.costs.observe(rows, seconds if self._has_run_head else interval_s)
+        self._has_run_head = False
         self._steps += 1
 
     def _by_text(self, sequence: Sequence, limit: int, running: int) -> _Choice:

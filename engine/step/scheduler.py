@@ -300,7 +300,8 @@ class Scheduler:
         plan, prefill = step.plan, step.plan.prefill_tokens
         self.budget.observe(prefill, step.seconds, decoding=plan.decodes, pairs=plan.pairs)
         if self.drafter is not None and not prefill:
-            self.drafter.observe(sum(entry.count for entry in plan.entries), step.interval_s)
+            rows = sum(entry.count for entry in plan.entries)
+            self.drafter.observe(rows, step.seconds, step.interval_s)
 
     def commit(self, plan: StepPlan, outcomes: SequenceOf[Outcome]) -> list[TokenEvent]:
         """Apply a step's outcomes, one per entry that samples or scores; return the events."""

@@ -131,7 +131,7 @@ class HiddenGroup(KVGroup):
         return row
 
     def preview(self, plan: StepPlan, views: KVViews) -> None:
-        before = [self._before(seq_id, start) for seq_id, start, _, _ in plan]
+        before = [self._open[seq_id].find(start) for seq_id, start, _, _ in plan]
         views.hidden = HiddenStates(before, [each.count for each in plan])
 
     def commit(self, seq_id: int, start: int, end: int, epoch: int) -> None:

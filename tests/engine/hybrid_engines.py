@@ -21,10 +21,13 @@ VOCABULARY = 512
 HEAP_TOKENS = 32
 
 
-def load_hybrid(folder: Path) -> tuple[Checkpoint, Model]:
+def load_hybrid(
+    folder: Path, workers: metal_ext.CpuWorkers | None = None
+) -> tuple[Checkpoint, Model]:
     """The model in a folder."""
     checkpoint = read_checkpoint(folder)
-    return checkpoint, load_model(checkpoint, lambda *_: None, metal_ext.CpuWorkers(1))
+    workers = workers or metal_ext.CpuWorkers(1)
+    return checkpoint, load_model(checkpoint, lambda *_: None, workers)
 
 
 def hybrid_loop(

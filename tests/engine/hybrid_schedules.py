@@ -1,12 +1,14 @@
 """Random schedules of engines with recurrent layers or windows: no other request changes a bit.
 
-``python -m tests.engine.hybrid_schedules [--seeds 200] [--first 0] [--models hybrid gemma]``
+``python -m tests.engine.hybrid_schedules [--seeds 200] [--first 0] [--models hybrid gemma]
+[--sets avx2 vnni]``
 
 Requests of one schedule share steps, are cut into chunks, find what others have left, fork, give
 way, end at a stop token, and are left by readers who have found a stop string. Each is compared
 with the same request in an engine of its own in which nothing is cached: its tokens and
-log-probabilities, and at the end every state that is kept, bit by bit. The engine of its own keeps
-all K and V, of which a mask hides what is behind a window.
+log-probabilities, what the model's head for drafts computes, and at the end every state that is
+kept, bit by bit. The engine of its own keeps all K and V, of which a mask hides what is behind a
+window, and it has no drafts.
 """
 
 import argparse
@@ -19,13 +21,19 @@ from collections import Counter
 from collections.abc import Sequence as SequenceOf
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import mlx.core as mx
+import numpy as np
+
 from engine.messages import Abort
 from engine.models.checkpoint import Checkpoint
 from engine.models.forward import Forward
+from engine.step.draft_head import DraftHead
+from engine.step.drafts import Drafts, RowCosts
 from engine.step.loop import EngineLoop
 from engine.step.sequence import Sequence
 from engine.types import FinishReason, PromptBoundaries, Request, SamplingParams, TokenEvent
@@ -33,8 +41,9 @@ from kvcache.backends.posix import NativeStates
 from kvcache.block_hashes import PrefixSalt
 from kvcache.groups.window import WindowGroup
 from kvcache.manager import KVCacheManager
+from metal_ext import CpuWorkers, instruction_sets
 from tests.engine.hybrid_engines import VOCABULARY, hybrid_loop, load_hybrid
-from tests.engine.models.hybrids import Steps, write_hybrid
+from tests.engine.models.hybrids import QWEN3_5_MOE, Steps, write_hybrid
 from tests.engines import Scripted, every_third, request_of, steps
 from tests.families import GEMMA3, GPT_OSS
 from tests.kvcache.managers import state_group
@@ -55,9 +64,12 @@ COUNTED = (
     "kept drafts",
     "rejected drafts",
 )
+OF_HEAD = "passes of a head compared"
 """What must have happened in any number of schedules that prove something."""
 FIELDS: dict[str, dict[str, Any]] = {
-    "hybrid": {"gain": 3.0},
+    "hybrid": {"gain": 3.0, "head": True},
+    "moe": {"gain": 3.0, "head": True} | QWEN3_5_MOE,
+    "qwen3": {"gain": 3.0, "head": True, "model_type": "qwen3"},
     "gemma": {"gain": 3.0} | GEMMA3,
     "gpt-oss": {"gain": 2.5} | GPT_OSS,
 }
@@ -70,13 +82,19 @@ class Hybrid:
 
     checkpoint: Checkpoint
     model: Forward
+    workers: CpuWorkers
+
+    @property
+    def has_head(self) -> bool:
+        return self.checkpoint.spec.draft is not None
 
 
-def a_hybrid(folder: Path, name: str = "hybrid") -> Hybrid:
+def a_hybrid(folder: Path, name: str = "hybrid", instruction_set: str | None = None) -> Hybrid:
     """Writes a model of FIELDS to a folder and loads it."""
-    checkpoint, model = load_hybrid(write_hybrid(folder, **FIELDS[name]))
+    workers = CpuWorkers(1, instruction_set or instruction_sets()[0])
+    checkpoint, model = load_hybrid(write_hybrid(folder, **FIELDS[name]), workers)
     assert isinstance(model, Forward)
-    return Hybrid(checkpoint, model)
+    return Hybrid(checkpoint, model, workers)
 
 
 class Heard:
@@ -89,6 +107,7 @@ class Heard:
         self.cached: dict[int, int] = {}
         self.counts: Counter[str] = Counter()
         self.loop: EngineLoop | None = None
+        self.head: NotedHead | None = None
         self._leaves = leaves or {}
 
     def __call__(self, events: list[TokenEvent]) -> None:
@@ -154,6 +173,9 @@ def alone(hybrid: Hybrid, requests: list[Request]) -> Heard:
     """What each is told when it has an engine to itself, and nothing is cached."""
     heard = Heard()
     loop = engine(hybrid, heard, prefix_cache=False, windows=False)
+    if hybrid.has_head:
+        heard.head = NotedHead(hybrid, loop)
+        loop._scheduler.drafter = Deepest({}, Random(0), 0.0, heard.head)
     for request, number, params in answers_to(requests):
         constraint = deepcopy(request.constraint)
         loop.mailbox.put(
@@ -172,6 +194,8 @@ class Foretold:
     rng: Random
     mistakes: float
     """The share of drafts that are wrong."""
+    head: DraftHead | None = None
+    """A head whose drafts are computed as well."""
 
     def may_follow(self, sequence: Sequence, running: int) -> bool:
         return self.rng.random() < 0.5
@@ -180,6 +204,8 @@ class Foretold:
         return min(room, self.rng.randint(0, 6))
 
     def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
+        if self.head is not None and wanted:
+            self.head.propose(wanted)
         return [self._drafts(sequence, depth) for sequence, depth in wanted]
 
     def _drafts(self, sequence: Sequence, depth: int) -> tuple[int, ...]:
@@ -192,8 +218,35 @@ class Foretold:
     def note(self, sequence: Sequence, drafts: int, kept: int) -> None:
         assert 0 <= kept <= drafts
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float, interval_s: float) -> None:
         """What steps cost does not matter."""
+
+
+class NotedHead(DraftHead):
+    """Notes the logits of each pass."""
+
+    def __init__(self, hybrid: Hybrid, loop: EngineLoop) -> None:
+        super().__init__(hybrid.model, loop._kv, hybrid.workers)
+        self.logits: dict[tuple[int, int, int], bytes] = {}
+        """By sequence, number of its tokens, and number of the pass."""
+
+    def _sample(self, logits: mx.array, rows: SequenceOf[Sequence], depth: int) -> mx.array:
+        for row, values in zip(rows, np.array(logits), strict=True):
+            self.logits[row.seq_id, row.num_tokens, depth] = values.tobytes()
+        return super()._sample(logits, rows, depth)
+
+
+class Deepest(Foretold):
+    """Drafts nothing, but the head computes as many drafts as any other may."""
+
+    def may_follow(self, sequence: Sequence, running: int) -> bool:
+        return True
+
+    def depth(self, sequence: Sequence, room: int, running: int) -> int:
+        return min(room, 6)
+
+    def _drafts(self, sequence: Sequence, depth: int) -> tuple[int, ...]:
+        return ()
 
 
 # --- one schedule --------------------------------------------------------------------------------
@@ -261,9 +314,16 @@ def schedule(hybrid: Hybrid, seed: int) -> Counter[str]:
         slots=rng.choice((4, 9, 24, 24, 56)),
         heaps=rng.choice((8, 8, 9, 10, 64)),
     )
-    if rng.random() < 0.7:
+    way = rng.choice(("none", "foretold", "foretold", "head", "predicted"))
+    if way == "predicted":
+        requests = [predicted(request, reference, rng) for request in requests]
+        loop._scheduler.drafter = Drafts(RowCosts())
+    elif way != "none":
+        if way == "head" and hybrid.has_head:
+            heard.head = NotedHead(hybrid, loop)
         answers = {number: reference.tokens(number) for number in numbers}
-        loop._scheduler.drafter = Foretold(answers, rng, rng.choice((0.0, 0.3, 0.7)))
+        mistakes = rng.choice((0.0, 0.3, 0.7))
+        loop._scheduler.drafter = Foretold(answers, rng, mistakes, heard.head)
     counts = heard.counts
     for request in requests:
         loop.mailbox.put(replace(request, constraint=deepcopy(request.constraint)))
@@ -285,11 +345,23 @@ def schedule(hybrid: Hybrid, seed: int) -> Counter[str]:
         loop._scheduler.counters.drafted_tokens - loop._scheduler.counters.accepted_tokens
     )
     counts[DIFFERENT] = differing_bits(heard, reference, requests)
+    if heard.head is not None and reference.head is not None:
+        for key in (passes := heard.head.logits).keys() & reference.head.logits:
+            counts[OF_HEAD] += 1
+            counts[DIFFERENT] += differing(passes[key], reference.head.logits[key])
     if hybrid.checkpoint.spec.recurrences:
         counts.update(compare_states(hybrid, heard, loop._kv, requests))
         assert loop._kv.copied_bytes == 0
     loop.close()
     return counts
+
+
+def predicted(request: Request, reference: Heard, rng: Random) -> Request:
+    """The request with a prediction of its first answer, in which some tokens are wrong."""
+    wrong = rng.choice((0.0, 0.1))
+    answer = reference.tokens(request.request_id)
+    tokens = (rng.randrange(VOCABULARY) if rng.random() < wrong else token for token in answer)
+    return replace(request, prediction_ids=tuple(tokens))
 
 
 def unmapped_beginnings(kv: KVCacheManager) -> int:
@@ -381,7 +453,7 @@ def states_in(kv: KVCacheManager, slot: int) -> bytes:
 
 def line(counts: Counter[str]) -> str:
     """What happened, in one line."""
-    names = "schedules", *COUNTED, STATES, BEHIND_WINDOWS, DIFFERENT
+    names = "schedules", *COUNTED, OF_HEAD, STATES, BEHIND_WINDOWS, DIFFERENT
     return ", ".join(f"{counts[name]} {name}" for name in names)
 
 
@@ -391,25 +463,31 @@ def main(arguments: SequenceOf[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--models", nargs="+", choices=FIELDS, default=list(FIELDS))
+    sets = instruction_sets()
+    parser.add_argument("--sets", nargs="+", choices=sets, default=sets[:1], help="of instructions")
     chosen = parser.parse_args(arguments)
     seeds = range(chosen.first, chosen.first + chosen.seeds)
-    return max([schedules_of(name, seeds) for name in chosen.models])
+    pairs = product(chosen.models, chosen.sets)
+    return max([schedules_of(name, instructions, seeds) for name, instructions in pairs])
 
 
-def schedules_of(name: str, seeds: SequenceOf[int]) -> int:
+def schedules_of(name: str, instruction_set: str, seeds: SequenceOf[int]) -> int:
     """Prints a line of one model; 1 where a bit was different, or something never happened."""
     counts: Counter[str] = Counter()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        hybrid = a_hybrid(Path(folder), name)
+        hybrid = a_hybrid(Path(folder), name, instruction_set)
         for seed in seeds:
             found = schedule(hybrid, seed)
             if found[DIFFERENT]:
                 print(f"{name}, seed {seed}: {line(found)}", flush=True)
             counts += found
-    print(f"{name}: {line(counts)}; {time.perf_counter() - started:.0f} s", flush=True)
-    own = STATES if hybrid.checkpoint.spec.recurrences else BEHIND_WINDOWS
-    missing = [each for each in (*COUNTED, own) if not counts[each]]
+    seconds = time.perf_counter() - started
+    print(f"{name}, {instruction_set}: {line(counts)}; {seconds:.0f} s", flush=True)
+    spec = hybrid.checkpoint.spec
+    own = [STATES] * bool(spec.recurrences) + [OF_HEAD] * hybrid.has_head
+    own += [BEHIND_WINDOWS] * any(each.window for each in spec.attentions)
+    missing = [each for each in (*COUNTED, *own) if not counts[each]]
     if missing:
         print(f"{name}: never happened: {', '.join(missing)}")
     return 1 if missing or counts[DIFFERENT] else 0

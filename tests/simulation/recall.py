@@ -219,5 +219,5 @@ class Foretelling:
     def note(self, sequence: Sequence, drafts: int, kept: int) -> None:
         assert 0 <= kept <= drafts
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float, interval_s: float) -> None:
         assert rows > 0

@@ -175,7 +175,7 @@ def with_head(share: float, pass_cost: float = 0.05, most: int = 40) -> Drafts:
     drafter = Drafts(costs, cast(DraftHead, Head()))
     for _ in range(PLAIN_STEPS):
         assert drafter.depth(sequence([1], [2]), 100, 1) == 0
-        drafter.observe(1, 1.0)
+        drafter.observe(1, 1.0, 1.0)
     return drafter
 
 
@@ -218,7 +218,7 @@ def test_steps_without_drafts_are_measured_now_and_then() -> None:
     for _ in range(2 * MEASURED_STEPS):
         depths.append(drafter.depth(one, 100, 1))
         assert drafter.may_follow(one, 1) == (depths[-1] > 0)
-        drafter.observe(1 + depths[-1], 1.0)
+        drafter.observe(1 + depths[-1], 1.0, 1.0)
     assert depths.count(0) == 2 * PLAIN_STEPS
     assert head_depth(drafter, running=60) == 0, "a step with so many rows is not measured yet"
 
@@ -227,7 +227,7 @@ def test_the_time_of_a_head_is_not_that_of_the_step() -> None:
     drafter, one = with_head(0.02), sequence([1], [2])
     for _ in range(20):
         drafter.propose([(one, drafter.depth(one, 2, 1))])
-        drafter.observe(3, 1.04)
+        drafter.observe(3, 1.04, 7.0)
     assert drafter.costs.ratio(1, 2) == pytest.approx(1.04, abs=0.02)
     assert 0 < drafter.costs.pass_ratio(1) < 0.05
 
