@@ -120,7 +120,7 @@ def plan_engine(
     activations = config.activations
     if activations == "auto":
         activations = choose_activations(
-            chosen_set, checkpoint.dtype, quantised=bool(checkpoint.packings)
+            chosen_set, checkpoint.dtype, quantised=checkpoint.quantized
         )
     if config.instruction_set not in ("auto", *known):
         raise LayoutError(
@@ -251,7 +251,8 @@ def build_engine(
     workers = None
     if not plan.on_gpu:
         workers = metal_ext.CpuWorkers(plan.threads, plan.instruction_set, plan.activations)
-    identity = ModelIdentity(plan.checkpoint.path)
+    drafts = plan.checkpoint.spec.draft is not None
+    identity = ModelIdentity(plan.checkpoint.path, plan.checkpoint.draft_files if drafts else None)
     model = load_model(plan.checkpoint, progress, workers)
     if config.kv_dtype == "float16" and plan.checkpoint.dtype != "F16":
         assert isinstance(model.ops, MlxOps), "a CPU keeps no float16"

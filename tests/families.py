@@ -139,17 +139,17 @@ ROUTERS = {"mlp.gate": {"bits": 8, "group_size": 64}}
 Arrays = dict[str, mx.array]
 
 
-def names_apart(folder: Path) -> Path:
+def names_apart(folder: Path, file: str = "model.safetensors") -> Path:
     """Store Qwen3's names of the hub: a tensor for each expert."""
 
     def split(name: str, stack: mx.array) -> Arrays:
         above, _, last = name.partition(".switch_mlp.")
         return {f"{above}.experts.{e}.{last}": stack[e] for e in range(len(stack))}
 
-    return _renamed(folder, split)
+    return _renamed(folder, split, file=file)
 
 
-def names_fused(folder: Path) -> Path:
+def names_fused(folder: Path, file: str = "model.safetensors") -> Path:
     """Store Qwen3.5's names of the hub: gate and up in one tensor."""
     kept: Arrays = {}
 
@@ -163,7 +163,7 @@ def names_fused(folder: Path) -> Path:
             return {}
         return {f"{above}.experts.gate_up_proj": mx.concatenate([both[0], both[1]], axis=1)}
 
-    return _renamed(folder, joined)
+    return _renamed(folder, joined, file=file)
 
 
 def names_in_blocks(folder: Path) -> Path:
@@ -217,15 +217,17 @@ def _change_config(folder: Path, change: Callable[[dict[str, Any]], dict[str, An
 
 
 def _renamed(
-    folder: Path, change: Callable[[str, mx.array], Arrays], within: str = ".switch_mlp."
+    folder: Path,
+    change: Callable[[str, mx.array], Arrays],
+    within: str = ".switch_mlp.",
+    file: str = "model.safetensors",
 ) -> Path:
-    file = str(folder / "model.safetensors")
-    stored: Arrays = mx.load(file)  # type: ignore[assignment]
+    stored: Arrays = mx.load(str(folder / file))  # type: ignore[assignment]
     arrays: Arrays = {}
     for name, array in stored.items():
         arrays |= change(name, array) if within in name else {name: array}
     mx.eval(arrays)
-    mx.save_safetensors(file, arrays, {"format": "pt"})
+    mx.save_safetensors(str(folder / file), arrays, {"format": "pt"})
     return folder
 
 

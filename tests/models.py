@@ -112,12 +112,14 @@ def write_model(
     layers: Mapping[str, dict[str, Any] | bool] = MappingProxyType({}),
     seed: int = 0,
     gain: float = 1.0,
+    head: str | None = None,
     **changes: Any,
 ) -> Path:
     """Write a whole model folder: config, weights, tokenizer, template. bits, group_size, mode:
     pack the weights as MLX does. layers: the packing of layers by the end of their names; False:
-    none. gain: of the layers' matrices; with 3 an answer hardly says a token twice. changes: fields
-    of config.json, as mlx-lm knows them; a field that is ... is left out."""
+    none. gain: of the layers' matrices; with 3 an answer hardly says a token twice. head: the name
+    of a file with a random draft head, without its ending. changes: fields of config.json, as
+    mlx-lm knows them; a field that is ... is left out."""
     from tests.reference import classes_of
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,6 +148,10 @@ def write_model(
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     write_tokenizer(folder, spec.vocab_size)
+    if head is not None:
+        from tests.draft_heads import write_head
+
+        write_head(folder, f"{head}.safetensors", seed=seed)
     return folder
 
 

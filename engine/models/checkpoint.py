@@ -7,6 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from engine.models.config import ModelConfig, Quantization
+from engine.models.draft_head import (
+    PREFIXES,
+    UNREAD,
+    DraftHead,
+    companion_head,
+    head_beside,
+    own_head,
+)
 from engine.models.expert_tensors import headers_by_mlx, refuse_unread_experts
 from engine.models.families import read_spec
 from engine.models.safetensors_headers import (
@@ -19,12 +27,13 @@ from engine.models.safetensors_headers import (
 )
 from engine.models.spec import ModelSpec
 from engine.models.tensors import (
+    DRAFT_NAMINGS,
     EMBEDDING,
     HEAD,
     NAMINGS,
     ModelTensors,
     Naming,
-    check_tensor,
+    check_tensors,
     grouped_tensors,
     model_tensors,
     naming_of,
@@ -104,6 +113,16 @@ class Checkpoint:
     unread: tuple[str, ...]
     """The names of stored tensors that serving does not need."""
     packings: Mapping[str, Quantization]
+    draft_naming: Naming = DRAFT_NAMINGS[0]
+    draft_files: tuple[Path, ...] = ()
+    """The files of a draft head that are not the checkpoint's own files."""
+    draft_problem: str | None = None
+    """Why a draft head in a file beside the checkpoint's own files is not served."""
+
+    @property
+    def quantized(self) -> bool:
+        """Whether a layer is quantized. The draft head's layers do not count."""
+        return any(not layer.startswith(self.draft_naming.prefix) for layer in self.packings)
 
     @property
     def vocab_size(self) -> int:
@@ -112,24 +131,30 @@ class Checkpoint:
     @property
     def left_out(self) -> str | None:
         """Return a sentence that names the unserved parts of the model, or None if it has none."""
+        known = self.spec.unread if self.spec.draft else (*self.spec.unread, *UNREAD)
         uses = Counter(
-            use for name in self.unread for start, use in self.spec.unread if name.startswith(start)
+            use for name in self.unread for start, use in known if name.startswith(start)
         )
-        if not uses:
-            return None
-        parts = (
+        parts = [
             f"{use} ({count} tensor{'s' * (count != 1)})" for use, count in sorted(uses.items())
-        )
+        ]
+        if self.draft_problem is not None:
+            parts.append(f"{UNREAD[0][1]} ({self.draft_problem})")
+        if not parts:
+            return None
         return f"{self.spec.family} is served without what its files have for {', '.join(parts)}"
 
     @property
     def tensors(self) -> ModelTensors:
-        return tensors_of(self.spec, self.naming, embeds=self.embeds)
+        return tensors_of(self.spec, self.naming, self.draft_naming, embeds=self.embeds)
 
 
-def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
+def read_checkpoint(
+    path: Path, *, embeds: bool | None = None, draft: Path | None = None, drafts: bool = True
+) -> Checkpoint:
     """Check a model folder. With ``embeds``, the model makes vectors; with None, the files decide.
-    Raises CheckpointError, which names the file and field."""
+    With ``drafts``, a model of answers gets its draft head, from the companion's folder ``draft``
+    or else from its own folder. Raises CheckpointError, which names the file and field."""
     config = ModelConfig(path)
     spec = read_spec(config)
     tensors = headers_by_mlx(read_tensors(path))
@@ -138,28 +163,29 @@ def read_checkpoint(path: Path, *, embeds: bool | None = None) -> Checkpoint:
         spec = replace(spec, tied_embeddings=spec.tied_embeddings and not has_head)
     if embeds is None:
         embeds = is_embedding_checkpoint(path, tensors, tied=spec.tied_embeddings)
-    needless = tuple(start for start, _ in spec.unread)
+    needless = (*(start for start, _ in spec.unread), *PREFIXES)
     read = {
         name: tensor
         for name, tensor in tensors.items()
         if not name.startswith(needless) and not name.endswith(FREQUENCIES)
     }
-    unread = tuple(name for name in tensors if name not in read)
     naming = naming_of(read)
     refuse_unread_experts(path, naming.experts, read)
     model = tensors_of(spec, naming, embeds=embeds)
-    packings: dict[str, Quantization] = {}
-    for name, shape in model.shapes.items():
-        if packing := check_tensor(config, name, shape, tensors):
-            packings[name.removesuffix(".weight")] = packing
     tolerated = {f"{naming.head}.weight"} if model.head is None else set()
-    for name, tensor in read.items():
-        of_groups = name.endswith((".scales", ".biases"))
-        if not (name in model.shapes or of_groups or name in tolerated):
-            raise CheckpointError(
-                f"{path / tensor.file}: the tensor {name} has no place in a {spec.family} model"
-            )
-    return checkpoint_of(config, spec, read, packings, embeds=embeds, naming=naming, unread=unread)
+    packings = check_tensors(config, spec.family, model.shapes, read, tolerated)
+    head, problem = None, None
+    if drafts and not embeds and draft is not None:
+        head = companion_head(draft, spec)
+    elif drafts and not embeds and (head := own_head(config, spec, tensors, naming)) is None:
+        try:
+            head = head_beside(config, spec)
+        except CheckpointError as error:
+            problem = str(error)
+    own = {*read, *(() if head is None or head.files else head.tensors)}
+    unread = tuple(name for name in tensors if name not in own)
+    how: dict[str, Any] = {"embeds": embeds, "naming": naming, "unread": unread, "draft": head}
+    return replace(checkpoint_of(config, spec, read, packings, **how), draft_problem=problem)
 
 
 def checkpoint_of(
@@ -171,10 +197,15 @@ def checkpoint_of(
     embeds: bool,
     naming: Naming = NAMINGS[0],
     unread: tuple[str, ...] = (),
+    draft: DraftHead | None = None,
 ) -> Checkpoint:
-    """Return a checkpoint with computed sizes. ``tensors`` has the tensors that serving reads."""
-    path = config.file.parent
-    model = tensors_of(spec, naming, embeds=embeds)
+    """Return a checkpoint with computed sizes. ``tensors`` has the tensors that serving reads,
+    without those of the draft head."""
+    path, draft_naming = config.file.parent, DRAFT_NAMINGS[0]
+    if draft is not None:
+        spec, draft_naming = spec.with_draft_head(), draft.naming
+        tensors, packings = {**tensors, **draft.tensors}, {**packings, **draft.packings}
+    model = tensors_of(spec, naming, draft_naming, embeds=embeds)
     return Checkpoint(
         path=path,
         spec=spec,
@@ -187,12 +218,16 @@ def checkpoint_of(
         naming=naming,
         unread=unread,
         packings=packings,
+        draft_naming=draft_naming,
+        draft_files=() if draft is None else draft.files,
     )
 
 
-def tensors_of(spec: ModelSpec, naming: Naming = NAMINGS[0], *, embeds: bool) -> ModelTensors:
+def tensors_of(
+    spec: ModelSpec, naming: Naming = NAMINGS[0], draft: Naming = DRAFT_NAMINGS[0], *, embeds: bool
+) -> ModelTensors:
     """Return the tensors of a checkpoint. A model that makes vectors (``embeds``) has no head."""
-    return model_tensors(spec, naming, with_head=not (spec.tied_embeddings or embeds))
+    return model_tensors(spec, naming, draft, with_head=not (spec.tied_embeddings or embeds))
 
 
 def _eos_token_ids(path: Path, config: ModelConfig) -> tuple[int, ...]:

@@ -218,8 +218,14 @@ class CpuOps:
                 _packed_mlp(layer.mlp, at.mlp, products, stacks, biases),
                 None if at.mlp_post_norm is None else vectors[at.mlp_post_norm.name],
             )
-            for layer, at in zip(spec.layers, tensors.layers, strict=True)
+            for layer, at in zip(spec.all_layers, tensors.all_layers, strict=True)
         ]
+        if (draft := tensors.draft) is not None:
+            self._join = products[draft.join.name]
+            norms = (draft.embedding_norm, draft.hidden_norm, draft.norm)
+            self._embedding_norm, self._hidden_norm, self._draft_norm = (
+                vectors[norm.name] for norm in norms
+            )
         self._embedding = products[tensors.embedding.name]
         self._norm = vectors[tensors.norm.name]
         self._head = products[(tensors.head or tensors.embedding).name]
@@ -278,6 +284,15 @@ class CpuOps:
 
     def head(self, states: mx.array) -> mx.array:
         return metal_ext.linear(states, self._head, self._workers)
+
+    def join(self, token_ids: mx.array, before: mx.array) -> mx.array:
+        eps, workers = self._eps, self._workers
+        embedded = metal_ext.rms_norm(self.embed(token_ids), self._embedding_norm, eps, workers)
+        states = metal_ext.rms_norm(before, self._hidden_norm, eps, workers)
+        return metal_ext.linear(mx.concatenate([embedded, states], axis=1), self._join, workers)
+
+    def draft_norm(self, x: mx.array) -> mx.array:
+        return metal_ext.rms_norm(x, self._draft_norm, self._eps, self._workers)
 
 
 class RotatedCpuOps(MlxOps):
@@ -350,7 +365,7 @@ def _vectors(spec: ModelSpec, tensors: ModelTensors, stored: StoredWeights) -> d
 def _routers(tensors: ModelTensors) -> set[str]:
     """Return the names of the matrices that choose experts. Their inputs must stay exact, because
     rounding would change the choice."""
-    mlps = (layer.mlp for layer in tensors.layers)
+    mlps = (layer.mlp for layer in tensors.all_layers)
     return {mlp.router[0].name for mlp in mlps if isinstance(mlp, MixtureTensors)}
 
 

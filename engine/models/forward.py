@@ -49,13 +49,21 @@ class Ops(Protocol):
     def head(self, states: mx.array) -> mx.array:
         """Return the logits ``[T, vocab]`` of hidden states ``[T, hidden]``."""
 
+    def join(self, token_ids: mx.array, before: mx.array) -> mx.array:
+        """Return the input ``[T, hidden]`` of the draft head's layer, whose number is that after
+        the last layer. ``before`` has the final hidden state before each token."""
+
+    def draft_norm(self, x: mx.array) -> mx.array:
+        """Return x after the draft head's final norm."""
+
 
 class Forward:
     """A loaded model. Only the thread that loaded the model may use it."""
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
         self.ops = ops
-        self._layers = list(zip(spec.layers, spec.places, strict=True))
+        self._layers = list(zip(spec.all_layers, spec.places, strict=True))
+        self._depth, self._drafts = len(spec.layers), spec.draft is not None
         self._softcap = spec.logit_softcap
 
     @property
@@ -66,17 +74,34 @@ class Forward:
         """Run the model over int32 ``token_ids`` ``[T]``, and append K and V to the cache. Return
         the hidden states ``[R, hidden]`` of the tokens at indices ``rows`` ``[R]``, after the final
         norm. If ``rows`` is None, return None.
+
+        A draft head's K and V of a token need the hidden state of the token before. A sequence's
+        first token has none: the head's layer gets zeros for it.
         """
-        ops, last = self.ops, len(self._layers) - 1
+        ops = self.ops
         x = ops.embed(token_ids)
-        for number in range(len(self._layers)):
+        for number in range(self._depth):
             mixed = self._mixed(number, x, views)
-            if number == last and rows is None:
-                return None  # all K and V are in the cache, and no output is needed
-            if number == last:
+            if number == self._depth - 1 and not self._drafts:
+                if rows is None:
+                    return None  # all K and V are in the cache, and no output is needed
                 x, mixed = x[rows], mixed[rows]  # after the last mixer, other rows are not needed
             x = ops.add_mlp(number, ops.add_mixed(number, x, mixed))
-        return ops.norm(x)
+        states = ops.norm(x)
+        if not self._drafts:
+            return states
+        before, known = views.shift(states)  # type: ignore[attr-defined]  # comes with the cache
+        ops.project(self._depth, ops.join(token_ids, before) * known, views)
+        return None if rows is None else states[rows]
+
+    def draft(self, token_ids: mx.array, before: mx.array, views: KVViews) -> mx.array:
+        """Run the draft head over the newest tokens ``[S]`` of sequences, and append their K and V
+        to its layer. ``before`` ``[S, hidden]`` has the final hidden state, or the state that this
+        method returned, for each token before. Return states ``[S, hidden]`` for ``head``."""
+        ops, number = self.ops, self._depth
+        x = ops.join(token_ids, before)
+        x = ops.add_mixed(number, x, self._mixed(number, x, views))
+        return ops.draft_norm(ops.add_mlp(number, x))
 
     def _mixed(self, number: int, x: mx.array, views: KVViews) -> mx.array:
         layer, place = self._layers[number]

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
@@ -30,19 +31,21 @@ class ModelIdentity:
     """Hashes all bytes of a folder's weights while the weights are loaded, because SHA-256 takes
     about as long as loading. Later starts reuse the digests of files."""
 
-    def __init__(self, folder: Path) -> None:
-        """Begin to hash the weights' files on other threads. Raises CheckpointError."""
+    def __init__(self, folder: Path, draft_files: Sequence[Path] | None = None) -> None:
+        """Begin to hash the weights' files on other threads. ``draft_files`` are further files with
+        the served draft head, and None without such a head. Raises CheckpointError."""
         self._config = json.dumps(ModelConfig(folder).values, sort_keys=True)
+        self._head = [] if draft_files is None else ["draft head"]
         pool = ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="identity")
-        self._digests: list[Future[str]] = [
-            pool.submit(content_digest, file) for file in weight_files(folder)
-        ]
+        files = [*weight_files(folder), *(draft_files or ())]
+        self._digests: list[Future[str]] = [pool.submit(content_digest, file) for file in files]
         pool.shutdown(wait=False)
 
     def digest(self, arithmetic: str) -> bytes:
         """Return the model's digest, from all files' hashes and ``arithmetic``. Raises OSError."""
         digests = sorted(future.result() for future in self._digests)
-        return sha256(json.dumps([arithmetic, self._config, *digests]).encode()).digest()
+        parts = [arithmetic, self._config, *self._head, *digests]
+        return sha256(json.dumps(parts).encode()).digest()
 
 
 def content_digest(file: Path) -> str:

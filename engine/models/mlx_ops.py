@@ -105,7 +105,7 @@ class MlxOps:
         self._eps = spec.norm_eps
         self._embedding_scale = spec.embedding_scale
         self._tensors = tensors
-        self._layers = list(zip(spec.layers, tensors.layers, strict=True))
+        self._layers = list(zip(spec.all_layers, tensors.all_layers, strict=True))
         self._matrices = {matrix.name: stored.matrix(matrix) for matrix in tensors.matrices}
         blocks = tensors.blocks.items()
         self._rotations = {name: stored.rotation(name, block) for name, block in blocks if block}
@@ -117,7 +117,7 @@ class MlxOps:
             for name, each in self._vectors.items():
                 self._vectors[name] = each.astype(self.rotated_dtype)
         self._vectors |= {each.name: stored.constant(each) for each in tensors.constants}
-        for norm in (norm for layer in tensors.layers for norm in _head_norms(layer.mixer)):
+        for norm in (norm for layer in tensors.all_layers for norm in _head_norms(layer.mixer)):
             # The Metal kernels need weights of norms over heads in float32.
             self._vectors[norm.name] = self._vectors[norm.name].astype(mx.float32)
         self._places = spec.places
@@ -232,6 +232,17 @@ class MlxOps:
 
     def head(self, states: mx.array) -> mx.array:
         return self._multiply(states, self._tensors.head or self._tensors.embedding)
+
+    def join(self, token_ids: mx.array, before: mx.array) -> mx.array:
+        draft = self._tensors.draft
+        assert draft is not None
+        embedded = self._normed(self.embed(token_ids), draft.embedding_norm)
+        states = self._normed(before, draft.hidden_norm)
+        return self._multiply(mx.concatenate([embedded, states], axis=1), draft.join)
+
+    def draft_norm(self, x: mx.array) -> mx.array:
+        assert self._tensors.draft is not None
+        return self._normed(x, self._tensors.draft.norm)
 
     def _dense(self, x: mx.array, tensors: DenseTensors, kind: Gate = Gate.SILU) -> mx.array:
         gate, up = self._multiply_each(x, tensors.gate_up)

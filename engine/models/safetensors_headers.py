@@ -9,6 +9,7 @@ import math
 import os
 import stat
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -41,13 +42,33 @@ class Tensor:
         return self.size * ITEM_BYTES[self.dtype]
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header of a safetensors file."""
+
+    file: Path
+    entries: dict[str, Any]
+    """The unchecked entries of the tensors, by name."""
+    format: str | None
+    """The program that wrote the file, as far as it says so: "pt" or "mlx"."""
+    data_bytes: int
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    return tensors_of_files(map(read_header, weight_files(path)))
+
+
+def tensors_of_files(headers: Iterable[Header], prefix: str = "") -> dict[str, Tensor]:
+    """Return the tensors whose names begin with ``prefix``. Raises CheckpointError."""
     tensors: dict[str, Tensor] = {}
-    for file in weight_files(path):
-        for name, tensor in _read_header(file).items():
+    for header in headers:
+        for name, entry in header.entries.items():
+            if not name.startswith(prefix):
+                continue
             if name in tensors:
-                raise CheckpointError(f"{file}: the tensor {name} is also in {tensors[name].file}")
-            tensors[name] = tensor
+                other = tensors[name].file
+                raise CheckpointError(f"{header.file}: the tensor {name} is also in {other}")
+            tensors[name] = _parse_tensor(header.file, name, entry, header.data_bytes)
     return tensors
 
 
@@ -76,7 +97,8 @@ def weight_files(path: Path) -> list[Path]:
     return sorted(files)
 
 
-def _read_header(file: Path) -> dict[str, Tensor]:
+def read_header(file: Path) -> Header:
+    """Read a file's header. Raises CheckpointError."""
     try:
         size = regular_size(file)
         with file.open("rb") as stream:
@@ -89,9 +111,9 @@ def _read_header(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file}: the header is not JSON") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: the header is not an object")
-    header.pop("__metadata__", None)
-    data_bytes = size - 8 - len(text)
-    return {name: _parse_tensor(file, name, entry, data_bytes) for name, entry in header.items()}
+    metadata = header.pop("__metadata__", None)
+    format = metadata.get("format") if isinstance(metadata, dict) else None
+    return Header(file, header, format, size - 8 - len(text))
 
 
 def _header_text(file: Path, stream: BinaryIO, size: int) -> bytes:

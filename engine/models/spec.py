@@ -1,6 +1,6 @@
 """A model's structure as data: embedding, layers and head, made from ``config.json``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from kvcache.layout import KVFormat, KVShape, KVSpec, StateSpec
@@ -169,19 +169,33 @@ class ModelSpec:
     that a block of the rotation has, or 0. Other layers are plain. A GPU computes in float16."""
     unread: tuple[tuple[str, str], ...] = ()
     """Pairs of a name prefix and a purpose, for stored tensors that serving does not read."""
+    draft: LayerSpec | None = None
+    """The layer of the head that drafts tokens (multi-token prediction), if the model has one."""
+
+    def with_draft_head(self) -> "ModelSpec":
+        """Return the model with a draft head. Its layer is like the last one, and attends to all
+        tokens as the last layer without a window does."""
+        mixer = min(reversed(self.attentions), key=lambda each: each.window or 0)
+        return replace(self, draft=replace(self.layers[-1], mixer=mixer))
+
+    @property
+    def all_layers(self) -> tuple[LayerSpec, ...]:
+        """Return the layers, and after them the draft head's layer."""
+        return self.layers if self.draft is None else (*self.layers, self.draft)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
+        return tuple(layer.mixer for layer in self.all_layers if isinstance(layer.mixer, Attention))
 
     @property
     def recurrences(self) -> tuple[GatedDeltaNet, ...]:
-        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, GatedDeltaNet))
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple(mixer for mixer in mixers if isinstance(mixer, GatedDeltaNet))
 
     @property
     def places(self) -> list[int]:
-        """Return each layer's index among the layers with the same type of mixer."""
-        kinds = [type(layer.mixer) for layer in self.layers]
+        """Return the index of each of all layers among those with the same type of mixer."""
+        kinds = [type(layer.mixer) for layer in self.all_layers]
         return [kinds[:number].count(kind) for number, kind in enumerate(kinds)]
 
     def kv_shape(self, format: KVFormat, computed: KVFormat = KVFormat.FLOAT32) -> KVShape:

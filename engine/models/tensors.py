@@ -5,7 +5,7 @@ packed for the CPU's kernels (kernels/cpu/linear.h).
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from engine.models.spec import Attention, DenseMlp, GatedDeltaNet, LayerSpec, Ml
 
 EMBEDDING = "embed_tokens"
 HEAD = "lm_head"
+HIDDEN_NORM = "pre_fc_norm_hidden"  # of a draft head
 FLOAT_TYPES = ("F32", "BF16", "F16")
 DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U8": mx.uint8}
 # Quantization modes whose numbers are exact in bfloat16. The CPU's kernels get them as bfloat16.
@@ -59,6 +60,10 @@ NAMINGS = (
 )
 """One Naming each: for a plain model, for the text part of a larger model on the hub, for such a
 part saved by MLX's tools, and for a model saved without a head."""
+
+
+DRAFT_NAMINGS = (Naming("mtp."), Naming("language_model.mtp."))
+"""The same for a draft head: on the hub, and saved by MLX's tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +212,27 @@ class LayerTensors:
         return [self.mixer_norm, *self.mixer.parts, self.mlp_norm, *mlp, *after]
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTensors:
+    """The tensors of a draft head."""
+
+    join: Matrix
+    """Multiplies a token's normed embedding, joined with the normed state of the token before."""
+    embedding_norm: Vector
+    hidden_norm: Vector
+    layer: LayerTensors
+    norm: Vector
+
+    @property
+    def parts(self) -> list[Part]:
+        norms = [self.embedding_norm, self.hidden_norm]
+        return [self.join, *norms, *self.layer.parts, self.norm]
+
+    @property
+    def shapes(self) -> Shapes:
+        return {name: shape for part in self.parts for name, shape in part.shapes().items()}
+
+
 @dataclass(frozen=True)
 class ModelTensors:
     """The tensors of a model."""
@@ -216,14 +242,21 @@ class ModelTensors:
     norm: Vector
     head: Matrix | None
     """The output head; None if the embedding is also the head, or the model makes vectors."""
+    draft: DraftTensors | None = None
     blocks: Mapping[str, int] = field(default_factory=dict)
     """ModelSpec.blocks by the layers' names in the files."""
+
+    @property
+    def all_layers(self) -> tuple[LayerTensors, ...]:
+        """Return the layers, and after them the draft head's layer."""
+        return self.layers if self.draft is None else (*self.layers, self.draft.layer)
 
     @cached_property
     def products(self) -> list[Product | ExpertProduct]:
         ends = [self.embedding] if self.head is None else [self.embedding, self.head]
         products: list[Product | ExpertProduct] = [(matrix,) for matrix in ends]
-        products += [product for layer in self.layers for product in layer.products]
+        products += [product for layer in self.all_layers for product in layer.products]
+        products += [] if self.draft is None else [(self.draft.join,)]
         if self.blocks:  # a product's matrices may differ in how inputs are rotated
             products = [each[n : n + 1] for each in products for n in range(len(each))]
         return products
@@ -233,11 +266,12 @@ class ModelTensors:
         """Return all tensors, in the order that is usual in files."""
         head = [] if self.head is None else [self.head]
         layers = [part for layer in self.layers for part in layer.parts]
-        return [self.embedding, *layers, self.norm, *head]
+        draft = [] if self.draft is None else self.draft.parts
+        return [self.embedding, *layers, self.norm, *head, *draft]
 
     @property
     def attentions(self) -> list[AttentionTensors]:
-        mixers = (layer.mixer for layer in self.layers)
+        mixers = (layer.mixer for layer in self.all_layers)
         return [mixer for mixer in mixers if isinstance(mixer, AttentionTensors)]
 
     @property
@@ -270,7 +304,13 @@ class ModelTensors:
         )
 
 
-def model_tensors(spec: ModelSpec, naming: Naming = NAMINGS[0], *, with_head: bool) -> ModelTensors:
+def model_tensors(
+    spec: ModelSpec,
+    naming: Naming = NAMINGS[0],
+    draft: Naming = DRAFT_NAMINGS[0],
+    *,
+    with_head: bool,
+) -> ModelTensors:
     hidden, prefix = spec.hidden_size, naming.prefix
     return ModelTensors(
         embedding=Matrix(f"{prefix}{EMBEDDING}", spec.vocab_size, hidden),
@@ -280,10 +320,26 @@ def model_tensors(spec: ModelSpec, naming: Naming = NAMINGS[0], *, with_head: bo
         ),
         norm=Vector(f"{prefix}norm", hidden, naming.zero_centred),
         head=Matrix(naming.head, spec.vocab_size, hidden) if with_head else None,
+        draft=None if spec.draft is None else _draft_tensors(spec.draft, hidden, draft),
         blocks={
             naming.head if name == HEAD else prefix + name.removeprefix(NAMINGS[0].prefix): block
             for name, block in spec.blocks
         },
+    )
+
+
+def _draft_tensors(layer: LayerSpec, hidden: int, naming: Naming) -> DraftTensors:
+    prefix = naming.prefix
+
+    def norm(name: str) -> Vector:
+        return Vector(f"{prefix}{name}", hidden, naming.zero_centred)
+
+    return DraftTensors(
+        join=Matrix(f"{prefix}fc", hidden, 2 * hidden),
+        embedding_norm=norm("pre_fc_norm_embedding"),
+        hidden_norm=norm(HIDDEN_NORM),
+        layer=_layer_tensors(layer, hidden, f"{prefix}layers.0", naming),
+        norm=norm("norm"),
     )
 
 
@@ -395,6 +451,29 @@ def grouped_tensors(
     if packing.mode != AFFINE:
         return {"weight": ("U32", codes), "scales": ("U8", groups)}
     return {"weight": ("U32", codes), "scales": (dtype, groups), "biases": (dtype, groups)}
+
+
+def check_tensors(
+    config: ModelConfig,
+    family: str,
+    shapes: Shapes,
+    tensors: Mapping[str, Tensor],
+    tolerated: Collection[str] = (),
+) -> dict[str, Quantization]:
+    """Check that ``tensors`` are those that ``shapes`` names, but for the ``tolerated`` ones.
+    Return the quantizations of layers. Raises CheckpointError."""
+    packings: dict[str, Quantization] = {}
+    for name, shape in shapes.items():
+        if packing := check_tensor(config, name, shape, tensors):
+            packings[name.removesuffix(".weight")] = packing
+    for name, tensor in tensors.items():
+        of_groups = name.endswith((".scales", ".biases"))
+        if not (name in shapes or of_groups or name in tolerated):
+            raise CheckpointError(
+                f"{config.file.parent / tensor.file}: the tensor {name} has no place in a {family} "
+                "model"
+            )
+    return packings
 
 
 def check_tensor(

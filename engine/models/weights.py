@@ -1,6 +1,7 @@
 """Loads a checkpoint's weights, on the thread that will run the model."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
@@ -8,11 +9,13 @@ import mlx.core as mx
 import metal_ext
 from engine.models.checkpoint import Checkpoint
 from engine.models.cpu_ops import CpuOps, RotatedCpuOps
+from engine.models.draft_head import PREFIXES, named_as_drafts
 from engine.models.expert_tensors import arrays_by_mlx
 from engine.models.forward import Forward
 from engine.models.mlx_ops import MlxOps
 from engine.models.safetensors_headers import weight_files
 from engine.models.stored import StoredWeights
+from engine.models.tensors import DTYPES
 
 FLOAT32_BYTES = 4
 Progress = Callable[[int, int], None]
@@ -28,7 +31,8 @@ def load_model(
     checkpoint: Checkpoint, progress: Progress, workers: metal_ext.CpuWorkers | None
 ) -> Forward:
     """Load all weights on this thread. ``workers`` (CPU threads) pack them; None on a GPU."""
-    spec, tensors, stored = checkpoint.spec, checkpoint.tensors, read_weights(checkpoint)
+    spec, tensors = checkpoint.spec, checkpoint.tensors
+    stored = read_weights(checkpoint, on_gpu=workers is None)
     if workers is None:
         ops = MlxOps(spec, tensors, stored)
         evaluate(ops.weights, progress)
@@ -51,11 +55,30 @@ def load_model(
     return Forward(spec, cpu_ops)
 
 
-def read_weights(checkpoint: Checkpoint) -> StoredWeights:
+def read_weights(checkpoint: Checkpoint, *, on_gpu: bool = False) -> StoredWeights:
     arrays: dict[str, mx.array] = {}
     for file in weight_files(checkpoint.path):
-        arrays |= arrays_by_mlx(cast(dict[str, mx.array], mx.load(str(file))))
+        arrays |= arrays_by_mlx(_load(file))
+    if checkpoint.draft_files:
+        own = {name: array for name, array in arrays.items() if not name.startswith(PREFIXES)}
+        arrays = own | _draft_arrays(checkpoint, on_gpu)
     return StoredWeights(arrays, checkpoint.packings.get)
+
+
+def _draft_arrays(checkpoint: Checkpoint, on_gpu: bool) -> dict[str, mx.array]:
+    """Return the arrays of a draft head in files of its own. A GPU needs the model's dtype."""
+    stored = {name: each for file in checkpoint.draft_files for name, each in _load(file).items()}
+    arrays = named_as_drafts(stored)
+    if on_gpu:
+        dtype = DTYPES[checkpoint.dtype]
+        for name, array in arrays.items():
+            if mx.issubdtype(array.dtype, mx.floating):
+                arrays[name] = array.astype(dtype)
+    return arrays
+
+
+def _load(file: Path) -> dict[str, mx.array]:
+    return cast(dict[str, mx.array], mx.load(str(file)))
 
 
 def evaluate(arrays: Sequence[mx.array], progress: Progress) -> None:

@@ -4,12 +4,12 @@ the starts of a GPU's commands. Meanwhile the host prepares the next step, which
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from engine.models.mlx_ops import LEAST_SORTED_PAIRS
 from engine.models.spec import Attention, Experts, LayerSpec, ModelSpec
-from engine.models.tensors import model_tensors
+from engine.models.tensors import AttentionTensors, model_tensors
 from engine.planning.devices import Device
 from engine.planning.memory import VECTOR_BYTES
 from kvcache.layout import KVShape
@@ -53,13 +53,19 @@ class CostModel:
     @classmethod
     def of(cls, device: Device, spec: ModelSpec, weights_bytes: int, kv: KVShape) -> "CostModel":
         """``weights_bytes`` is the size of all weights in memory."""
+        whole = model_tensors(spec, with_head=not spec.tied_embeddings)
+        spec = replace(spec, draft=None)
         tensors = model_tensors(spec, with_head=not spec.tied_embeddings)
         layers = Counter(layer.mlp for layer in spec.layers if isinstance(layer.mlp, Experts))
         one = {mlp: 3 * n * mlp.inner_size * spec.hidden_size for mlp, n in layers.items()}
         numbers = tensors.count(2)
         dense = numbers - sum(mlp.experts * size for mlp, size in one.items())
         dense -= spec.vocab_size * spec.hidden_size * (1 if spec.tied_embeddings else 2)
-        per_number = (weights_bytes - VECTOR_BYTES * tensors.count(1)) / numbers
+        if whole.draft is not None:  # other matrices multiply only the tokens that it drafts
+            assert isinstance(whole.draft.layer.mixer, AttentionTensors)
+            kept = (whole.draft.join, *whole.draft.layer.mixer.queries_keys_values)
+            dense += sum(each.outputs * each.inputs for each in kept)
+        per_number = (weights_bytes - VECTOR_BYTES * whole.count(1)) / whole.count(2)
         ends = [(matrix,) for matrix in (tensors.embedding, tensors.head) if matrix is not None]
         inputs = [*ends, *(each for layer in tensors.layers for each in layer.products)]
         rotations = sum(any(tensors.blocks.get(m.name) for m in each) for each in inputs)
@@ -119,7 +125,8 @@ class CostModel:
         """Return the time of one sequence's attention and recurrences, without their products."""
         device, spec = self.device, self.spec
         ops = kv_bytes = 0.0
-        for each, rows in zip(spec.attentions, self.kv.layers, strict=True):
+        # A draft head's layer, the last of the cache, attends only when it drafts.
+        for each, rows in zip(spec.attentions, self.kv.layers, strict=False):
             seen = inf if each.window is None else each.window
             mean = min(start + (count + 1) / 2, seen)
             ops += 4 * each.heads * each.head_dim * count * mean

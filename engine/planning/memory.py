@@ -168,7 +168,7 @@ def activation_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int) -> in
     Logits are float32; other numbers take ``itemsize`` bytes."""
     layer_numbers = max(
         layer.mlp.numbers_per_token(spec.hidden_size) + _mixer_numbers(layer.mixer)
-        for layer in spec.layers
+        for layer in spec.all_layers
     )
     per_token = HIDDEN_COPIES * spec.hidden_size + layer_numbers
     per_row = LOGIT_COPIES * spec.vocab_size

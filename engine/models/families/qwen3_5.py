@@ -8,15 +8,9 @@ from engine.models.rope import read_context, read_rope, rope_number
 from engine.models.safetensors_headers import CheckpointError
 from engine.models.spec import Attention, DenseMlp, GatedDeltaNet, LayerSpec, Mixer, Mlp, ModelSpec
 
-DRAFTS = "drafts of tokens"
 IMAGES = "images"
 # Name prefixes of tensors that are not needed to serve text, with the purpose of these tensors.
-UNREAD = (
-    ("mtp.", DRAFTS),
-    ("language_model.mtp.", DRAFTS),
-    ("model.visual.", IMAGES),
-    ("vision_tower.", IMAGES),
-)
+UNREAD = (("model.visual.", IMAGES), ("vision_tower.", IMAGES))
 # Every fourth layer is an attention layer, unless config.json has another interval.
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25

@@ -79,7 +79,7 @@ def write_hybrid(folder: Path, spec: ModelSpec = SPEC, *, hub: bool = False, **h
     nested = str(fields["model_type"]).startswith("qwen3_5")
     if hub and str(fields["model_type"]).startswith("qwen"):
         weights = dict(_as_on_the_hub(name, array) for name, array in weights.items())
-        weights["mtp.norm.weight"] = mx.ones((4,))
+        weights |= {} if "head" in how else {"mtp.norm.weight": mx.ones((4,))}
     if hub and nested:
         weights["model.visual.merger.norm.weight"] = mx.ones((4,))
         config = json.loads((folder / "config.json").read_text())

@@ -11,6 +11,7 @@ import pytest
 from engine.models import identity
 from engine.models.identity import ModelIdentity, content_digest
 from kvcache.user_folders import cache_folder
+from tests.draft_heads import write_head
 from tests.models import write_model
 
 
@@ -89,6 +90,18 @@ def test_another_config_makes_another_model(folder: Path) -> None:
     values = json.loads(config.read_text())
     config.write_text(json.dumps(values | {"rms_norm_eps": 2 * values["rms_norm_eps"]}))
     assert identity_of(folder) != before
+
+
+def test_a_draft_head_and_its_file_make_another_model(folder: Path) -> None:
+    """The head's K and V lie in the blocks."""
+    write_head(folder)
+    file = folder / "mtp.safetensors"
+    digests = [identity_of(folder), ModelIdentity(folder, ()).digest("packed")]
+    digests.append(ModelIdentity(folder, (file,)).digest("packed"))
+    write_head(folder, seed=8)
+    assert identity_of(folder) == digests[0]
+    digests.append(ModelIdentity(folder, (file,)).digest("packed"))
+    assert len(set(digests)) == 4
 
 
 def test_another_arithmetic_makes_other_k_and_v(folder: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.models.tensors import model_tensors
 from engine.planning.cost import (
     ATTENTION_SHARE,
     EXPERT_READ_SHARE,
@@ -49,6 +50,16 @@ def test_a_chunk_of_a_prompt_takes_the_time_of_its_operations(qwen3_4b: ModelSha
     ops += 4 * 36 * 32 * 128 * (512 * 100 + 512 * 513 // 2) / ATTENTION_SHARE
     expected = 0.001 + ops / 10e12 + 2 * embedding / 100e9
     assert cost_of(qwen3_4b).step_seconds([(100, 512)]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_draft_head_adds_the_time_of_what_makes_its_keys_and_values(qwen3_4b: ModelShape) -> None:
+    spec, hidden = qwen3_4b.spec.with_draft_head(), qwen3_4b.spec.hidden_size
+    more = model_tensors(spec, with_head=False).count(2) - qwen3_4b.matrix_numbers
+    weights = weights_bytes(qwen3_4b, BF16) + 2 * more
+    cost = CostModel.of(DEVICE, spec, weights, kv_shape(replace(qwen3_4b, spec=spec)))
+    kept = hidden * (2 * hidden + (32 + 8 + 8) * 128)
+    seconds = cost_of(qwen3_4b).step_seconds([(1000, 1)]) + 2 * kept / 100e9
+    assert cost.step_seconds([(1000, 1)]) == pytest.approx(seconds, rel=1e-4)
 
 
 @pytest.mark.parametrize("context", [100, 1000, 4000, 30_000, 100_000])

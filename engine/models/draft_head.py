@@ -1,0 +1,120 @@
+"""Finds and checks the head that drafts tokens (multi-token prediction). A checkpoint's own files
+have it, or a file beside them that the index leaves out, or a companion checkpoint."""
+
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from engine.models.config import ModelConfig, Quantization
+from engine.models.expert_tensors import find_expert_names, refuse_unread_experts
+from engine.models.safetensors_headers import (
+    CheckpointError,
+    Header,
+    Tensor,
+    read_header,
+    tensors_of_files,
+    weight_files,
+)
+from engine.models.spec import ModelSpec
+from engine.models.tensors import DRAFT_NAMINGS, HIDDEN_NORM, Naming, check_tensors, model_tensors
+
+PREFIXES = tuple(naming.prefix for naming in DRAFT_NAMINGS)
+Item = TypeVar("Item")
+UNREAD = tuple((prefix, "drafts of tokens") for prefix in PREFIXES)
+"""As ModelSpec.unread, for a head that is not served."""
+# Every head of the known kind has this tensor.
+MARK = f"{HIDDEN_NORM}.weight"
+# Where files lie, in a checkpoint's folder, that an index leaves out.
+BESIDE = ("*.safetensors", "*/mtp.safetensors", "mtp/*.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftHead:
+    """A checked draft head. The names of all its tensors begin with the prefix of ``naming``."""
+
+    tensors: Mapping[str, Tensor]
+    packings: Mapping[str, Quantization]
+    naming: Naming
+    files: tuple[Path, ...]
+    """The files that hold the tensors; empty if they are the checkpoint's own."""
+
+
+def own_head(
+    config: ModelConfig, spec: ModelSpec, tensors: Mapping[str, Tensor], model: Naming
+) -> DraftHead | None:
+    """Return the head among a checkpoint's own ``tensors``, if there is one. The files store its
+    norms as those of the model, which has the naming ``model``. Raises CheckpointError."""
+    prefix = _prefix_in(tensors, PREFIXES)
+    if prefix is None:
+        return None
+    own = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return _checked(config, spec, own, Naming(prefix, zero_centred=model.zero_centred))
+
+
+def head_beside(config: ModelConfig, spec: ModelSpec) -> DraftHead | None:
+    """Return the head that a file beside those has, if there is one. Raises CheckpointError."""
+    path = config.file.parent
+    own = set(weight_files(path))
+    files = [file for place in BESIDE for file in sorted(path.glob(place)) if file not in own]
+    heads = (_head_in([read_header(file)], config, spec) for file in files)
+    return next((head for head in heads if head is not None), None)
+
+
+def companion_head(folder: Path, spec: ModelSpec) -> DraftHead:
+    """Return the head in a companion checkpoint's folder. Raises CheckpointError."""
+    config = ModelConfig(folder)
+    headers = [read_header(file) for file in sorted(folder.glob("*.safetensors"))]
+    head = _head_in(headers, config, spec)
+    if head is None:
+        raise CheckpointError(f"{folder}: no file holds the tensor {MARK} of a draft head")
+    return head
+
+
+def _head_in(headers: Sequence[Header], config: ModelConfig, spec: ModelSpec) -> DraftHead | None:
+    """Return the head in files other than the model's. For the norms of hybrids, the hub has
+    ``weight - 1``, and MLX's tools write the weight; so does whoever quantizes as MLX does."""
+    names = {name for header in headers for name in header.entries}
+    prefix = _prefix_in(names, (*PREFIXES, ""))
+    if prefix is None:
+        return None
+    headers = [each for each in headers if any(name.startswith(prefix) for name in each.entries)]
+    tensors = named_as_drafts(tensors_of_files(headers, prefix))
+    by_mlx = all(header.format == "mlx" for header in headers)
+    by_mlx = by_mlx or any(name.endswith(".scales") for name in tensors)
+    naming = Naming(PREFIXES[0], zero_centred=bool(spec.recurrences) and not by_mlx)
+    return _checked(config, spec, tensors, naming, tuple(header.file for header in headers))
+
+
+def named_as_drafts(tensors: Mapping[str, Item]) -> dict[str, Item]:
+    """Return the tensors of a head's own files by names with the first known prefix. Files with
+    another prefix than that may have other tensors besides; bare names are all the head's."""
+    prefix = _prefix_in(tensors, (*PREFIXES, ""))
+    assert prefix is not None
+    return {
+        PREFIXES[0] + name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _prefix_in(names: Collection[str], prefixes: Sequence[str]) -> str | None:
+    return next((prefix for prefix in prefixes if f"{prefix}{MARK}" in names), None)
+
+
+def _checked(
+    config: ModelConfig,
+    spec: ModelSpec,
+    tensors: Mapping[str, Tensor],
+    naming: Naming,
+    files: tuple[Path, ...] = (),
+) -> DraftHead:
+    config = copy(config)  # without a quantization of the model, shapes tell that of a head
+    config.values = {"quantization": {"bits": 4, "group_size": 64}} | config.values
+    naming = replace(naming, experts=find_expert_names(tensors))
+    refuse_unread_experts(config.file.parent, naming.experts, tensors)
+    draft = model_tensors(spec.with_draft_head(), draft=naming, with_head=False).draft
+    assert draft is not None
+    packings = check_tensors(config, spec.family, draft.shapes, tensors)
+    return DraftHead(tensors, packings, naming, files)
