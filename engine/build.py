@@ -275,6 +275,7 @@ def build_engine(
         embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
         weights=model.weights,
         journal=journal,
+        draft_model=None if plan.checkpoint.spec.draft is None else model,
     )
 
 

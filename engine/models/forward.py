@@ -90,7 +90,7 @@ class Forward:
         states = ops.norm(x)
         if not self._drafts:
             return states
-        before, known = views.shift(states)  # type: ignore[attr-defined]  # comes with the cache
+        before, known = views.shift(states)
         ops.project(self._depth, ops.join(token_ids, before) * known, views)
         return None if rows is None else states[rows]
 

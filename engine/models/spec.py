@@ -217,4 +217,5 @@ class ModelSpec:
                 )
                 for net in self.recurrences
             ),
+            0 if self.draft is None else self.hidden_size,
         )

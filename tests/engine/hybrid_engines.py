@@ -38,6 +38,7 @@ def hybrid_loop(
     max_len: int = 256,
     room: tuple[int, int] | None = None,
     windows: bool = True,
+    workers: metal_ext.CpuWorkers | None = None,
     **changes: Any,
 ) -> EngineLoop:
     """An engine of the calling thread. room: slots, and heaps of HEAP_TOKENS. windows: whether
@@ -69,5 +70,5 @@ def hybrid_loop(
             * memory.layout.heap_bytes,
             max_num_seqs=min(memory.max_num_seqs, slots // SLOTS_PER_SEQUENCE),
         )
-    workers = metal_ext.CpuWorkers(1)
+    workers = workers or metal_ext.CpuWorkers(1)
     return assemble(memory, config, model, VOCABULARY, ON_CPU["posix"], workers, b"hybrid", emit)

@@ -67,9 +67,9 @@ COUNTED = (
 OF_HEAD = "passes of a head compared"
 """What must have happened in any number of schedules that prove something."""
 FIELDS: dict[str, dict[str, Any]] = {
-    "hybrid": {"gain": 3.0, "head": True},
-    "moe": {"gain": 3.0, "head": True} | QWEN3_5_MOE,
-    "qwen3": {"gain": 3.0, "head": True, "model_type": "qwen3"},
+    "hybrid": {"gain": 3.0, "head": "mtp"},
+    "moe": {"gain": 3.0, "head": "mtp"} | QWEN3_5_MOE,
+    "qwen3": {"gain": 3.0, "head": "mtp", "model_type": "qwen3"},
     "gemma": {"gain": 3.0} | GEMMA3,
     "gpt-oss": {"gain": 2.5} | GPT_OSS,
 }
@@ -153,6 +153,7 @@ def engine(
         max_len=MAX_LEN,
         room=(slots, heaps),
         kv_budget_bytes=1 << 28,
+        workers=hybrid.workers,
         **changes,
     )
     return heard.loop
