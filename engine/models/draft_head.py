@@ -18,14 +18,14 @@ from engine.models.safetensors_headers import (
     weight_files,
 )
 from engine.models.spec import ModelSpec
-from engine.models.tensors import DRAFT_NAMINGS, HIDDEN_NORM, Naming, check_tensors, model_tensors
+from engine.models.tensors import DRAFT_NAMINGS, Naming, check_tensors, model_tensors
 
 PREFIXES = tuple(naming.prefix for naming in DRAFT_NAMINGS)
 Item = TypeVar("Item")
 UNREAD = tuple((prefix, "drafts of tokens") for prefix in PREFIXES)
 """As ModelSpec.unread, for a head that is not served."""
 # Every head of the known kind has this tensor.
-MARK = f"{HIDDEN_NORM}.weight"
+MARK = "pre_fc_norm_hidden.weight"
 # Where files lie, in a checkpoint's folder, that an index leaves out.
 BESIDE = ("*.safetensors", "*/mtp.safetensors", "mtp/*.safetensors")
 
@@ -37,8 +37,8 @@ class DraftHead:
     tensors: Mapping[str, Tensor]
     packings: Mapping[str, Quantization]
     naming: Naming
-    files: tuple[Path, ...]
-    """The files that hold the tensors; empty if they are the checkpoint's own."""
+    files: tuple[Path, ...] = ()
+    """The files that hold the tensors, unless they are the checkpoint's own."""
 
 
 def own_head(
@@ -84,7 +84,8 @@ def _head_in(headers: Sequence[Header], config: ModelConfig, spec: ModelSpec) ->
     by_mlx = all(header.format == "mlx" for header in headers)
     by_mlx = by_mlx or any(name.endswith(".scales") for name in tensors)
     naming = Naming(PREFIXES[0], zero_centred=bool(spec.recurrences) and not by_mlx)
-    return _checked(config, spec, tensors, naming, tuple(header.file for header in headers))
+    files = tuple(header.file for header in headers)
+    return replace(_checked(config, spec, tensors, naming), files=files)
 
 
 def named_as_drafts(tensors: Mapping[str, Item]) -> dict[str, Item]:
@@ -104,11 +105,7 @@ def _prefix_in(names: Collection[str], prefixes: Sequence[str]) -> str | None:
 
 
 def _checked(
-    config: ModelConfig,
-    spec: ModelSpec,
-    tensors: Mapping[str, Tensor],
-    naming: Naming,
-    files: tuple[Path, ...] = (),
+    config: ModelConfig, spec: ModelSpec, tensors: Mapping[str, Tensor], naming: Naming
 ) -> DraftHead:
     config = copy(config)  # without a quantization of the model, shapes tell that of a head
     config.values = {"quantization": {"bits": 4, "group_size": 64}} | config.values
@@ -117,4 +114,4 @@ def _checked(
     draft = model_tensors(spec.with_draft_head(), draft=naming, with_head=False).draft
     assert draft is not None
     packings = check_tensors(config, spec.family, draft.shapes, tensors)
-    return DraftHead(tensors, packings, naming, files)
+    return DraftHead(tensors, packings, naming)

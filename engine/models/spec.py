@@ -189,8 +189,7 @@ class ModelSpec:
 
     @property
     def recurrences(self) -> tuple[GatedDeltaNet, ...]:
-        mixers = (layer.mixer for layer in self.layers)
-        return tuple(mixer for mixer in mixers if isinstance(mixer, GatedDeltaNet))
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, GatedDeltaNet))
 
     @property
     def places(self) -> list[int]:

@@ -25,7 +25,6 @@ from engine.models.spec import Attention, DenseMlp, GatedDeltaNet, LayerSpec, Ml
 
 EMBEDDING = "embed_tokens"
 HEAD = "lm_head"
-HIDDEN_NORM = "pre_fc_norm_hidden"  # of a draft head
 FLOAT_TYPES = ("F32", "BF16", "F16")
 DTYPES = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16, "U8": mx.uint8}
 # Quantization modes whose numbers are exact in bfloat16. The CPU's kernels get them as bfloat16.
@@ -337,7 +336,7 @@ def _draft_tensors(layer: LayerSpec, hidden: int, naming: Naming) -> DraftTensor
     return DraftTensors(
         join=Matrix(f"{prefix}fc", hidden, 2 * hidden),
         embedding_norm=norm("pre_fc_norm_embedding"),
-        hidden_norm=norm(HIDDEN_NORM),
+        hidden_norm=norm("pre_fc_norm_hidden"),
         layer=_layer_tensors(layer, hidden, f"{prefix}layers.0", naming),
         norm=norm("norm"),
     )

@@ -68,13 +68,9 @@ def read_weights(checkpoint: Checkpoint, *, on_gpu: bool = False) -> StoredWeigh
 def _draft_arrays(checkpoint: Checkpoint, on_gpu: bool) -> dict[str, mx.array]:
     """Return the arrays of a draft head in files of its own. A GPU needs the model's dtype."""
     stored = {name: each for file in checkpoint.draft_files for name, each in _load(file).items()}
-    arrays = named_as_drafts(stored)
-    if on_gpu:
-        dtype = DTYPES[checkpoint.dtype]
-        for name, array in arrays.items():
-            if mx.issubdtype(array.dtype, mx.floating):
-                arrays[name] = array.astype(dtype)
-    return arrays
+    arrays, dtype = named_as_drafts(stored), DTYPES[checkpoint.dtype]
+    floats = [name for name, each in arrays.items() if mx.issubdtype(each.dtype, mx.floating)]
+    return arrays | {name: arrays[name].astype(dtype) for name in floats if on_gpu}
 
 
 def _load(file: Path) -> dict[str, mx.array]:
