@@ -36,6 +36,7 @@ def _is_masked(row: SamplingRow) -> bool:
 def _masks(rows: SequenceOf[SamplingRow], vocab_size: int) -> Masks:
     words: np.ndarray = np.empty((len(rows), -(-vocab_size // WORD_BITS)), np.uint32)
     broken: dict[int, str] = {}
+    spent_s: dict[Sequence, float] = {}
     constraint: TokenConstraint | None = None
     for number, each in enumerate(rows):
         row, started_s, sequence = words[number], time.thread_time(), each.sequence
@@ -50,10 +51,12 @@ def _masks(rows: SequenceOf[SamplingRow], vocab_size: int) -> Masks:
             filled = False
         if not filled:
             row.fill(ALL)
-        sequence.note_mask(time.thread_time() - started_s)
+        spent_s[sequence] = spent_s.get(sequence, 0.0) + time.thread_time() - started_s
         if not row.any():
             log.warning("the constraint of %s allows no token", sequence.request.name)
             broken[number] = BROKEN
+    for sequence, seconds in spent_s.items():
+        sequence.note_mask(seconds)
     return Masks(words, broken)
 
 

@@ -127,7 +127,7 @@ class Sequence:
     counts: TokenCounts = field(default_factory=TokenCounts)
     """The counts of distinct tokens, updated only for sequences with penalties."""
     mask_s: float = 0.0
-    """The expected processor time for the mask of the tokens that may come next."""
+    """The expected processor time for the masks of the sequence's rows in a step."""
     steps_rested: int = 0
     """The number of steps in a row that the sequence has sat out because of costly masks."""
     text_drafts: Acceptance = field(default_factory=Acceptance)
@@ -166,7 +166,8 @@ class Sequence:
         return TokenHistory(np.array(ids, np.int32), np.array(generated, np.float32))
 
     def note_mask(self, seconds: float) -> None:
-        """Record a mask's time in ``mask_s``, which rises at once but falls by at most a half."""
+        """Record the time for the masks of a step's rows in ``mask_s``, which rises at once but
+        falls by at most a half."""
         self.mask_s = max(seconds, self.mask_s / 2)
 
     @property

@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.step.constraints import BROKEN, accept, allowed_drafts
+from engine.step.constraints import BROKEN, accept, allowed_drafts, sampling_state
 from engine.step.plan import NOT_FINITE, RowError, Scores, Token
-from engine.step.sequence import Sequence
+from engine.step.sequence import SamplingRow, Sequence
 from engine.types import (
     FORM_LIMITS,
     FormLimitError,
@@ -156,14 +156,28 @@ def test_a_form_that_comes_to_its_limits_fails_its_row_and_says_which() -> None:
     assert results[1] == RowError(f"{FORM_LIMITS}: it is too large")
 
 
-def test_what_a_mask_costs_is_known_afterwards() -> None:
-    class Slow(Scripted):
-        def fill_mask(self, row: np.ndarray) -> bool:
-            started_s = time.thread_time()
-            while time.thread_time() - started_s < 0.02:
-                pass
-            return super().fill_mask(row)
+class Slow(Scripted):
+    def fill_mask(self, row: np.ndarray) -> bool:
+        started_s = time.thread_time()
+        while time.thread_time() - started_s < 0.02:
+            pass
+        return super().fill_mask(row)
 
+    def __deepcopy__(self, _: dict[int, Any]) -> "Slow":
+        return Slow(self.allowed, [*self.accepted])
+
+
+def test_the_masks_of_all_rows_of_a_sequence_are_its_costs() -> None:
+    slow, other = sequence(Slow(lambda _: {1})), sequence(only(2))
+    rows = [SamplingRow(slow, (1,) * drafts) for drafts in range(4)]
+    sampling_state([*rows, SamplingRow(other)], VOCAB)
+    assert slow.mask_s >= 0.08
+    assert other.mask_s < 0.01
+    sampling_state(rows[:1], VOCAB)
+    assert slow.mask_s >= 0.04, "it falls by at most a half"
+
+
+def test_what_a_mask_costs_is_known_afterwards() -> None:
     slow, free = sequence(Slow(lambda _: {1})), sequence()
     run(logits(2), [slow, free])
     assert slow.mask_s >= 0.02
