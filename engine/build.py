@@ -18,8 +18,9 @@ from engine.models.spec import ModelSpec
 from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.memory import Q4, memory_demand
 from engine.step.draft_head import DraftHead, DraftModel
-from engine.step.drafts import Drafts, RowCosts
+from engine.step.drafts import Drafter, Drafts
 from engine.step.loop import WARM_UP_TOKENS, Emit, EngineLoop
+from engine.step.row_costs import CostsFile, RowCosts
 from engine.step.runner import Model, ModelRunner
 from engine.step.scheduler import Scheduler
 from engine.step.token_budget import ALONE_TARGETS, CALM_FRACTION, GPU_TILE_ROWS, TokenBudget
@@ -275,6 +276,14 @@ def build_engine(
         embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
         weights=model.weights,
         journal=journal,
+        costs=RowCosts(
+            CostsFile(
+                digest,
+                plan.kv_backend.kv_backend,
+                "" if plan.on_gpu else plan.instruction_set,
+                0 if plan.on_gpu else plan.threads,
+            )
+        ),
         draft_model=None if plan.checkpoint.spec.draft is None else model,
     )
 
@@ -296,6 +305,7 @@ def assemble(
     embedding_size: int | None = None,
     weights: Sequence[mx.array] = (),
     journal: Journal | None = None,
+    costs: RowCosts | None = None,
     draft_model: DraftModel | None = None,
 ) -> EngineLoop:
     """Return an engine for ``model`` after a warm-up request.
@@ -334,8 +344,8 @@ def assemble(
         shared_block_tokens=memory.layout.tokens_per_block if shares else None,
         keeps_states=states is not None,
     )
-    head = None if draft_model is None else DraftHead(draft_model, kv, workers)
-    scheduler = new_scheduler(kv, limits, config, head, on_gpu=on_gpu)
+    costs = RowCosts() if costs is None else costs
+    scheduler = new_scheduler(kv, limits, config, on_gpu=on_gpu)
     loop = EngineLoop(
         scheduler,
         kv,
@@ -350,11 +360,14 @@ def assemble(
         emit=emit,
         mlx_memory=mlx_memory,
         journal=journal,
+        costs=costs,
     )
     try:
         loop.warm_up([max(1, min(FIRST_BUDGET_TOKENS, limits.max_model_len - 2))])
         if on_gpu:
             scheduler.budget = warm_up_gpu(loop, scheduler, config)
+        head = None if draft_model is None else DraftHead(draft_model, kv, workers)
+        scheduler.drafter = new_drafter(limits, config, costs, head, on_gpu=on_gpu)
     except BaseException:
         loop.close()
         raise
@@ -362,18 +375,24 @@ def assemble(
 
 
 def new_scheduler(
-    kv: KVCacheManager,
+    kv: KVCacheManager, limits: EngineLimits, config: EngineConfig, *, on_gpu: bool
+) -> Scheduler:
+    budget = first_budget(config, GPU_TILE_ROWS if on_gpu else 1)
+    return Scheduler(kv, limits, budget, config.max_num_batched_tokens, config.max_step_mask_s)
+
+
+def new_drafter(
     limits: EngineLimits,
     config: EngineConfig,
+    costs: RowCosts,
     head: DraftHead | None = None,
     *,
     on_gpu: bool,
-) -> Scheduler:
-    budget = first_budget(config, GPU_TILE_ROWS if on_gpu else 1)
+) -> Drafter | None:
+    """Return the engine's source of drafts, or None if drafts are off."""
     # On a GPU, a row's bits still depend on the number of rows that MLX multiplies.
-    drafter = Drafts(RowCosts(), head) if config.drafts and not on_gpu else None
-    batched = config.max_num_batched_tokens
-    return Scheduler(kv, limits, budget, batched, config.max_step_mask_s, drafter)
+    off = not config.drafts or on_gpu or limits.embedding_size is not None
+    return None if off else Drafts(costs, head)
 
 
 def first_budget(

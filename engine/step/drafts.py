@@ -9,16 +9,12 @@ from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple, Protocol
 
 from engine.step.draft_head import DraftHead
+from engine.step.row_costs import RowCosts
 from engine.step.sequence import Sequence
 
 MAX_DRAFTS = 7
 # Deeper drafts of a head are rarely kept, as it was trained for one or two.
 MAX_HEAD_DRAFTS = 4
-# The weight of one measured step in an average.
-STEP_WEIGHT = 0.2
-# What a row adds to a step, as a share of a step of one row, until it is measured. Likewise the
-# time of a pass of the head.
-FIRST_ROW_COST, FIRST_PASS_COST = 0.1, 0.1
 # Of this many steps, PLAIN_STEPS have no drafts of a head, so that their time stays known.
 MEASURED_STEPS, PLAIN_STEPS = 128, 3
 # Drafts rest unless they promise this many times the tokens per second.
@@ -45,48 +41,6 @@ class Drafter(Protocol):
     def observe(self, rows: int, seconds: float, interval_s: float) -> None:
         """Note how long a step without chunks of prompts took, alone and with its planning, by its
         number of rows."""
-
-
-class RowCosts:
-    """How long steps take, by their number of rows."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
-        self._pass_s: dict[int, float] = {}
-
-    def observe(self, rows: int, seconds: float) -> None:
-        before = self._seconds.get(rows, seconds)
-        self._seconds[rows] = before + STEP_WEIGHT * (seconds - before)
-
-    def observe_pass(self, rows: int, seconds: float) -> None:
-        """Note how long a pass of the head for drafts took, by its number of rows."""
-        before = self._pass_s.get(rows, seconds)
-        self._pass_s[rows] = before + STEP_WEIGHT * (seconds - before)
-
-    def pass_ratio(self, rows: int) -> float:
-        """Return the time of a pass of the head by that of a step, both with ``rows`` rows."""
-        if not (self._pass_s and self._seconds):
-            return FIRST_PASS_COST
-        nearest = min(self._pass_s, key=lambda known: abs(known - rows))
-        return self._pass_s[nearest] / self.seconds(rows)
-
-    def ratio(self, rows: int, more: int) -> float:
-        """Return the time of a step with ``rows + more`` rows, by that of one with ``rows``."""
-        return self.seconds(rows + more) / self.seconds(rows)
-
-    def knows(self, rows: int) -> bool:
-        return rows in self._seconds
-
-    def seconds(self, rows: int) -> float:
-        """Return the time of a step, or a number in proportion to it until one is measured."""
-
-        def assumed(number: int) -> float:
-            return 1 + FIRST_ROW_COST * (number - 1)
-
-        if not self._seconds:
-            return assumed(rows)
-        nearest = min(self._seconds, key=lambda known: abs(known - rows))
-        return self._seconds[nearest] * assumed(rows) / assumed(nearest)
 
 
 class _Choice(NamedTuple):

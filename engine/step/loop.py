@@ -19,6 +19,7 @@ from engine.step.health_check import HEALTH_CHECK_ID, ModelHealthCheck
 from engine.step.memory_release import MemoryRelease
 from engine.step.pipeline import CancelledStep, CompletedStep, RetiredStep, StepPipeline
 from engine.step.plan import NO_STEP, PendingState, StepPlan, StepRunner
+from engine.step.row_costs import RowCosts
 from engine.step.scheduler import Scheduler
 from engine.types import (
     EngineStats,
@@ -60,8 +61,10 @@ class EngineLoop:
         clock: Callable[[], float] = time.monotonic,
         mlx_memory: Callable[[], MlxMemory] = MlxMemory,
         journal: Journal | None = None,
+        costs: RowCosts | None = None,
     ) -> None:
-        """``emit`` is called on the engine's thread, once in each step that has events."""
+        """``emit`` is called on the engine's thread, once in each step that has events. ``costs``
+        are written down when the engine is idle, and at its end."""
         self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.stats = EngineStats()
         self.limits = scheduler.limits
@@ -73,6 +76,7 @@ class EngineLoop:
         self._clock = clock
         self._mlx_memory = mlx_memory
         self._journal = Journal() if journal is None else journal
+        self._costs = RowCosts() if costs is None else costs
         self._session = ExitStack()
         self._session.enter_context(self._journal.session())
         self._pipeline = StepPipeline(runner, kv, clock, max_depth=2 if config.overlap else 1)
@@ -210,6 +214,7 @@ class EngineLoop:
         """Free the device's memory. Call this last, on the loop's thread."""
         with suppress(Exception):
             self._pipeline.drain()
+        self._costs.save()
         if not self._kv.shut_down():
             log.error("the device did not answer at the end: its memory is left to the system")
         self._session.close()
@@ -258,7 +263,8 @@ class EngineLoop:
 
     def _housekeep(self, busy: bool) -> None:
         now = self._clock()
-        self._memory.update(now, busy=busy)
+        if self._memory.update(now, busy=busy):
+            self._costs.save(now)
         if busy and self._checks_every_step:
             self._kv.check_invariants()
         if not busy or now - self._stats_at >= STATS_INTERVAL_S:

@@ -15,8 +15,8 @@ from engine.step.drafts import (
     MEASURED_STEPS,
     PLAIN_STEPS,
     Drafts,
-    RowCosts,
 )
+from engine.step.row_costs import RowCosts
 from engine.step.sequence import Sequence
 from engine.types import Request, SamplingParams
 
@@ -111,18 +111,6 @@ def test_drafts_are_as_deep_as_pays() -> None:
     assert depth(1.0, running=8) == 0
     by_company = [depth(0.3, running=running) for running in (1, 2, 4, 8, 16)]
     assert by_company[0] > 0, by_company
-
-
-def test_what_is_not_measured_is_estimated_from_the_nearest() -> None:
-    costs = RowCosts()
-    assert costs.ratio(1, 3) == pytest.approx(1.3)
-    costs.observe(4, 2.6)
-    assert costs.ratio(1, 3) == pytest.approx(1.3)
-    costs.observe(1, 1.0)
-    assert costs.ratio(1, 3) == pytest.approx(2.6)
-    for _ in range(100):
-        costs.observe(4, 1.5)
-    assert costs.ratio(1, 3) == pytest.approx(1.5)
 
 
 def test_drafts_that_are_rejected_rest_and_are_tried_again() -> None:
