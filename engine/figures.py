@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple
 
 from kvcache.stats import KVStats, MissReason
@@ -13,6 +14,19 @@ QUEUE_BOUNDS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0),
     *(100.0, 200.0, 500.0, 1000.0, 2000.0),
 )
+
+# The engine is drafting if drafts were checked within this time of steps.
+DRAFTING_S = 1.0
+
+
+class Drafting(IntEnum):
+    """Whether the engine checks drafts."""
+
+    OFF = 0
+    """Drafts are switched off, or the device would compute other bits with them."""
+    RESTING = 1
+    """There are none at present, or they would not pay."""
+    DRAFTING = 2
 
 
 class HistogramCounts(NamedTuple):
@@ -70,14 +84,20 @@ class StepMeter:
         """The time of the newest step that was read."""
         histograms = [Histogram(each.bounds) for each in NOTHING_MEASURED]
         self._seconds, self._sequences, self._queue = histograms
+        self._since_drafts_s = DRAFTING_S
 
-    def step_ran(self, seconds: float, sequences: int) -> None:
+    def step_ran(self, seconds: float, sequences: int, *, drafted: bool = False) -> None:
         self.step_seconds = seconds
+        self._since_drafts_s = 0.0 if drafted else self._since_drafts_s + seconds
         self._seconds.observe(seconds)
         self._sequences.observe(sequences)
 
     def left_queue(self, seconds: float) -> None:
         self._queue.observe(seconds)
+
+    @property
+    def drafting(self) -> Drafting:
+        return Drafting.DRAFTING if self._since_drafts_s < DRAFTING_S else Drafting.RESTING
 
     @property
     def snapshot(self) -> Distributions:
@@ -122,6 +142,7 @@ class EngineStats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     """The number of drafts that became tokens of an answer."""
+    drafting: Drafting = Drafting.OFF
     wasted_rows: int = 0
     """The number of token rows computed for requests that had already ended."""
     token_budget: int = 0

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from engine.figures import Distributions as Distributions
+from engine.figures import Drafting as Drafting
 from engine.figures import EngineStats as EngineStats
 from engine.figures import Histogram as Histogram
 from engine.figures import HistogramCounts as HistogramCounts

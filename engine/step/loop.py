@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from engine.config import EngineConfig
-from engine.figures import MlxMemory, StepMeter
+from engine.figures import Drafting, MlxMemory, StepMeter
 from engine.journal import Journal
 from engine.memory_map import MemoryMap, report_first
 from engine.messages import Abort, CheckModel, GetMemoryMap, Message, SetKVLimit, SetMemoryPressure
@@ -303,6 +303,7 @@ class EngineLoop:
             step_seconds=meter.step_seconds,
             copied_bytes=self._kv.copied_bytes,
             command_buffers=self._kv.command_buffers,
+            drafting=Drafting.OFF if self._scheduler.drafter is None else meter.drafting,
             measured=meter.snapshot,
             mlx=self._mlx_memory(),
             kv=self._kv.stats(),

@@ -182,7 +182,8 @@ class StepPipeline:
         has_rested = launched.started_s - self._retired_s > LONGEST_PLANNING_S
         interval_s = seconds if has_rested else now - self._retired_s
         self._retired_s = now
-        self.meter.step_ran(seconds, len(launched.plan.entries))
+        plan = launched.plan
+        self.meter.step_ran(seconds, len(plan.entries), drafted=bool(plan.drafts))
         return [CompletedStep(launched.plan, outcomes, seconds, interval_s)]
 
     def _read(self, launched: _Launched) -> Sequence[Outcome] | None:

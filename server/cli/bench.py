@@ -99,7 +99,11 @@ async def _measure(client: EngineClient) -> dict[str, Any]:
         after = client.stats
         buffers = after.command_buffers - before.command_buffers
         figures["command_buffers_per_step"][count] = buffers / max(1, after.steps - before.steps)
-    return figures | {"mlx_peak_bytes": client.stats.mlx.peak_bytes}
+    stats = client.stats
+    return figures | {
+        "mlx_peak_bytes": stats.mlx.peak_bytes,
+        "drafting": stats.drafting.name.lower(),
+    }
 
 
 async def _wait_for_first_tokens(streams: Sequence[TokenStream]) -> None:

@@ -6,7 +6,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.serving import ServingEngine
-from engine.types import EngineStats, KVStats, MissReason, SlotStats
+from engine.types import Drafting, EngineStats, KVStats, MissReason, SlotStats
 from server.metrics.families import counter, counters, each, gauge, gauges, histogram
 
 # Attributes of the engine's statistics, each of which is a metric of this name.
@@ -59,6 +59,8 @@ def _steps(stats: EngineStats) -> Iterator[Metric]:
     yield gauge("quire_step_duration_seconds", stats.step_seconds)
     yield gauge("quire_step_budget_tokens", stats.token_budget)
     yield counter("quire_kv_copied_bytes_total", stats.copied_bytes)
+    states = [((state.name.lower(),), state is stats.drafting) for state in Drafting]
+    yield gauges("quire_drafting", ("state",), states)
 
 
 def _slots(slots: SlotStats) -> Iterator[Metric]:

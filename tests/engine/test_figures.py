@@ -1,5 +1,7 @@
 from engine.figures import (
+    DRAFTING_S,
     Distributions,
+    Drafting,
     Histogram,
     HistogramCounts,
     StepMeter,
@@ -33,3 +35,13 @@ def test_the_meter_keeps_three_measures_apart() -> None:
     assert (sum(seconds.counts), seconds.total) == (2, 0.75)
     assert (sum(sequences.counts), sequences.total) == (2, 35)
     assert (sum(queue.counts), queue.total) == (1, 7.0)
+
+
+def test_drafts_of_the_last_second_of_steps_are_drafting() -> None:
+    meter = StepMeter()
+    states = [meter.drafting]
+    for seconds, drafted in ((0.1, False), (0.1, True), (DRAFTING_S - 0.1, False), (0.1, False)):
+        meter.step_ran(seconds, 1, drafted=drafted)
+        states.append(meter.drafting)
+    resting, drafting = Drafting.RESTING, Drafting.DRAFTING
+    assert states == [resting, resting, drafting, drafting, resting]

@@ -59,6 +59,7 @@ def test_json_has_the_same_figures(
     assert figures["peak_memory_bytes"] == pytest.approx(peak_bytes, rel=0.2)
     assert set(figures) >= {"chip", "memory_bytes", "model", "quire", "mlx_peak_bytes"}
     assert figures["planned"]["weights_bytes"] > 0
+    assert figures["drafting"] in ("drafting", "resting")
     assert set(figures["command_buffers_per_step"].values()) == {0.0}, "a CPU has none"
 
 

@@ -2,10 +2,11 @@ from collections import Counter
 from dataclasses import replace
 
 import httpx2
+import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.figures import MlxMemory, StepMeter
-from engine.types import EngineStats, MissReason
+from engine.types import Drafting, EngineStats, MissReason
 from server.metrics.engine_figures import EngineCollector
 from tests.engines import BLOCK_BYTES
 from tests.server.harness import (
@@ -82,6 +83,13 @@ def test_drafts_are_counted_and_those_that_were_right() -> None:
     samples = shown(EngineStats(drafted_tokens=9, accepted_tokens=7))
     assert value(samples, "quire_drafted_tokens_total") == 9
     assert value(samples, "quire_accepted_tokens_total") == 7
+
+
+@pytest.mark.parametrize("state", Drafting)
+def test_one_of_the_states_of_drafting_is_1(state: Drafting) -> None:
+    samples = shown(EngineStats(drafting=state))
+    found = {each: value(samples, "quire_drafting", state=each.name.lower()) for each in Drafting}
+    assert found == dict.fromkeys(Drafting, 0) | {state: 1}
 
 
 def test_steps_mlx_and_age_are_shown_as_the_engine_has_them() -> None:

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from engine.figures import Histogram
 from engine.types import (
     Distributions,
+    Drafting,
     EngineLimits,
     EngineStats,
     KVStats,
@@ -38,6 +39,7 @@ ONE = EngineStats(
     accepted_tokens=4,
     token_budget=64,
     step_seconds=0.5,
+    drafting=Drafting.RESTING,
     prefix_misses=Counter({MissReason.EVICTED: 2}),
     measured=seen(0.5),
     mlx=MlxMemory(1, 2, 3),
@@ -46,10 +48,11 @@ ONE = EngineStats(
 
 
 def test_counts_are_added_and_what_is_no_sum_is_the_largest() -> None:
-    other = replace(ONE, token_budget=32, measured=seen(1.5))
+    other = replace(ONE, token_budget=32, measured=seen(1.5), drafting=Drafting.OFF)
     both = merge_stats([ONE, other])
     assert (both.running, both.steps, both.token_budget, both.step_seconds) == (2, 20, 64, 0.5)
     assert (both.drafted_tokens, both.accepted_tokens) == (12, 8)
+    assert both.drafting is Drafting.RESTING
     assert both.prefix_misses == {MissReason.EVICTED: 4}
     assert both.measured.step_seconds.counts == (1, 1, 0)
     assert both.measured.step_seconds.total == 2.0
