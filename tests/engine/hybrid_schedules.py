@@ -33,8 +33,9 @@ from engine.messages import Abort
 from engine.models.checkpoint import Checkpoint
 from engine.models.forward import Forward
 from engine.step.draft_head import DraftHead
-from engine.step.drafts import Drafts, RowCosts
+from engine.step.drafts import Drafts
 from engine.step.loop import EngineLoop
+from engine.step.row_costs import RowCosts
 from engine.step.sequence import Sequence
 from engine.types import FinishReason, PromptBoundaries, Request, SamplingParams, TokenEvent
 from kvcache.backends.posix import NativeStates
