@@ -27,9 +27,10 @@ class Drafter(Protocol):
     def may_follow(self, sequence: Sequence, running: int) -> bool:
         """Return True if drafts are likely to follow the token that the step in flight samples."""
 
-    def depth(self, sequence: Sequence, room: int, running: int) -> int:
-        """Return the number of drafts that pay after the sequence's newest token, up to
-        ``room``."""
+    def depth(self, sequence: Sequence, room: int, running: int, *, idle: bool) -> int:
+        """Return the number of drafts that pay after the sequence's newest token, up to ``room``.
+        ``idle`` means that no step is in flight: a head runs only then, as it would wait for the
+        step, and meet its errors."""
 
     def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
         """Return up to as many drafts as wanted after each sequence's newest token. Memory for
@@ -67,10 +68,10 @@ class Drafts:
         likely = sequence.likely_next(MAX_DRAFTS + 1)[1:]  # the first one is in flight
         return self._by_text(sequence, len(likely), running).depth > 0
 
-    def depth(self, sequence: Sequence, room: int, running: int) -> int:
+    def depth(self, sequence: Sequence, room: int, running: int, *, idle: bool) -> int:
         likely = sequence.likely_next(min(room, MAX_DRAFTS))
         by_text = self._by_text(sequence, len(likely), running)
-        by_head = self._by_head(sequence, min(room, MAX_HEAD_DRAFTS), running)
+        by_head = self._by_head(sequence, min(room, MAX_HEAD_DRAFTS) if idle else 0, running)
         is_text = by_text >= by_head
         sequence.drafted_by = sequence.text_drafts if is_text else sequence.head_drafts
         return max(by_text, by_head).depth

@@ -354,7 +354,7 @@ class Scheduler:
         if self._awaits_tokens(ready):
             self._resting |= {sequence.seq_id for sequence in ready}
             return [], False
-        all_drafts = self._draft(ready)
+        all_drafts = self._draft(ready, overlapped=overlapped)
         for sequence in ready:
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # it was preempted for one before it
@@ -376,18 +376,26 @@ class Scheduler:
         lacks_one = sequence.num_uncomputed == 1 and sequence.prefix is not None
         return lacks_one and sequence.seq_id not in self._resting
 
-    def _awaits_tokens(self, ready: SequenceOf[Sequence]) -> bool:
-        """Return True if drafts can follow a token which the step in flight samples. Then all wait
-        for it: sequences that are computed in turns take twice the time."""
-        drafter, running = self.drafter, len(self._running)
-        return drafter is not None and any(
-            sequence.num_output_placeholders and drafter.may_follow(sequence, running)
-            for sequence in ready
-        )
+    @property
+    def _may_draft(self) -> bool:
+        """False while a prompt is computed: its chunks would run between a sequence's steps."""
+        return self.drafter is not None and all(each.num_uncomputed <= 1 for each in self._running)
 
-    def _draft(self, ready: SequenceOf[Sequence]) -> dict[int, tuple[int, ...]]:
+    def _awaits_tokens(self, ready: SequenceOf[Sequence]) -> bool:
+        """Return True if the step in flight has drafts, or samples a token which drafts can follow.
+        Then all wait for it: sequences that are computed in turns take twice the time."""
+        if self.drafter is None or not self._may_draft:
+            return False
+        running = len(self._running)
+        has_drafts = any(sequence.num_uncomputed < 0 for sequence in self._running)
+        in_flight = [sequence for sequence in ready if sequence.num_output_placeholders]
+        return has_drafts or any(self.drafter.may_follow(each, running) for each in in_flight)
+
+    def _draft(
+        self, ready: SequenceOf[Sequence], *, overlapped: bool
+    ) -> dict[int, tuple[int, ...]]:
         """Return drafts by sequence. Memory for them is reserved."""
-        if self.drafter is None:
+        if self.drafter is None or not self._may_draft:
             return {}
         wanted: list[tuple[Sequence, int]] = []
         left = self._max_batched_tokens - len(ready)
@@ -396,7 +404,7 @@ class Scheduler:
             room = min(left, sequence.max_tokens - 1 - sequence.num_tokens)
             if sequence.num_output_placeholders or room <= 0:
                 continue
-            depth = self.drafter.depth(sequence, room, len(self._running))
+            depth = self.drafter.depth(sequence, room, len(self._running), idle=not overlapped)
             if depth and self.kv.reserve(sequence.seq_id, sequence.num_tokens + depth, depth):
                 wanted.append((sequence, depth))
                 left -= depth

@@ -202,8 +202,8 @@ class Foretold:
     def may_follow(self, sequence: Sequence, running: int) -> bool:
         return self.rng.random() < 0.5
 
-    def depth(self, sequence: Sequence, room: int, running: int) -> int:
-        return min(room, self.rng.randint(0, 6))
+    def depth(self, sequence: Sequence, room: int, running: int, *, idle: bool) -> int:
+        return min(room, self.rng.randint(0, 6)) if idle or self.head is None else 0
 
     def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
         if self.head is not None and wanted:
@@ -244,8 +244,8 @@ class Deepest(Foretold):
     def may_follow(self, sequence: Sequence, running: int) -> bool:
         return True
 
-    def depth(self, sequence: Sequence, room: int, running: int) -> int:
-        return min(room, 6)
+    def depth(self, sequence: Sequence, room: int, running: int, *, idle: bool) -> int:
+        return min(room, 6) if idle else 0
 
     def _drafts(self, sequence: Sequence, depth: int) -> tuple[int, ...]:
         return ()

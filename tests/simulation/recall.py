@@ -202,7 +202,7 @@ class Foretelling:
     def may_follow(self, sequence: Sequence, running: int) -> bool:
         return self.rng.random() < 0.5
 
-    def depth(self, sequence: Sequence, room: int, running: int) -> int:
+    def depth(self, sequence: Sequence, room: int, running: int, *, idle: bool) -> int:
         return min(room, self.rng.randint(0, MOST_DRAFTS))
 
     def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[tuple[int, ...]]:

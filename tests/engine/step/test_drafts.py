@@ -32,7 +32,7 @@ def sequence(prompt: list[int], answer: list[int], prediction: tuple[int, ...] =
 
 def drafts_of(one: Sequence, running: int = 1, room: int = 100, **costs: Any) -> tuple[int, ...]:
     drafter = Drafts(row_costs(**costs))
-    return drafter.propose([(one, drafter.depth(one, room, running))])[0]
+    return drafter.propose([(one, drafter.depth(one, room, running, idle=True))])[0]
 
 
 def row_costs(share: float = 0.0, most: int = 20) -> RowCosts:
@@ -118,7 +118,7 @@ def test_drafts_that_are_rejected_rest_and_are_tried_again() -> None:
     assert drafter.may_follow(one, 1)
     tries = []
     for chance in range(1000):
-        if depth := drafter.depth(one, 100, 1):
+        if depth := drafter.depth(one, 100, 1, idle=True):
             drafter.note(one, depth, 0)
             tries.append(chance)
     assert len([each for each in tries if each < 20]) < 20
@@ -131,7 +131,7 @@ def test_a_text_without_repetitions_has_no_drafts() -> None:
     for _ in range(400):
         one.token_ids.append(rng.randrange(50_000))
         assert not drafter.may_follow(one, 1)
-        assert drafter.depth(one, 100, 1) == 0
+        assert drafter.depth(one, 100, 1, idle=True) == 0
 
 
 def test_the_last_event_tells_how_drafts_fared() -> None:
@@ -162,7 +162,7 @@ def with_head(share: float, pass_cost: float = 0.05, most: int = 40) -> Drafts:
         costs.observe_pass(rows, pass_cost * (1.0 + share * (rows - 1)))
     drafter = Drafts(costs, cast(DraftHead, Head()))
     for _ in range(PLAIN_STEPS):
-        assert drafter.depth(sequence([1], [2]), 100, 1) == 0
+        assert drafter.depth(sequence([1], [2]), 100, 1, idle=True) == 0
         drafter.observe(1, 1.0, 1.0)
     return drafter
 
@@ -170,7 +170,7 @@ def with_head(share: float, pass_cost: float = 0.05, most: int = 40) -> Drafts:
 def head_depth(drafter: Drafts, share: float = 0.8, running: int = 1, room: int = 100) -> int:
     one = sequence([1], [2])
     one.head_drafts.share = share
-    return drafter.depth(one, room, running)
+    return drafter.depth(one, room, running, idle=True)
 
 
 def test_a_head_drafts_as_deep_as_pays() -> None:
@@ -187,13 +187,14 @@ def test_a_head_drafts_as_deep_as_pays() -> None:
     by_company = [head_depth(with_head(0.25), running=running) for running in (1, 2, 4, 8)]
     assert by_company == sorted(by_company, reverse=True)
     assert head_depth(drafter, room=1) == 1
+    assert drafter.depth(sequence([1], [2]), 100, 1, idle=False) == 0
 
 
 def test_drafts_of_a_head_and_of_texts_keep_their_order() -> None:
     drafter = with_head(0.02)
     own, predicted = sequence([1], [50]), sequence([1, 2], TEXT[:1], tuple(TEXT))
     predicted.text_drafts.share = 0.99
-    wanted = [(each, drafter.depth(each, 3, 1)) for each in (predicted, own, predicted)]
+    wanted = [(each, drafter.depth(each, 3, 1, idle=True)) for each in (predicted, own, predicted)]
     text = tuple(TEXT[1:4])
     assert drafter.propose(wanted) == [text, (51, 52, 53), text]
     drafter.note(own, 3, 0)
@@ -204,7 +205,7 @@ def test_steps_without_drafts_are_measured_now_and_then() -> None:
     drafter, one = with_head(0.02), sequence([1], [2])
     depths = []
     for _ in range(2 * MEASURED_STEPS):
-        depths.append(drafter.depth(one, 100, 1))
+        depths.append(drafter.depth(one, 100, 1, idle=True))
         assert drafter.may_follow(one, 1) == (depths[-1] > 0)
         drafter.observe(1 + depths[-1], 1.0, 1.0)
     assert depths.count(0) == 2 * PLAIN_STEPS
@@ -214,7 +215,7 @@ def test_steps_without_drafts_are_measured_now_and_then() -> None:
 def test_the_time_of_a_head_is_not_that_of_the_step() -> None:
     drafter, one = with_head(0.02), sequence([1], [2])
     for _ in range(20):
-        drafter.propose([(one, drafter.depth(one, 2, 1))])
+        drafter.propose([(one, drafter.depth(one, 2, 1, idle=True))])
         drafter.observe(3, 1.04, 7.0)
     assert drafter.costs.ratio(1, 2) == pytest.approx(1.04, abs=0.02)
     assert 0 < drafter.costs.pass_ratio(1) < 0.05
@@ -224,7 +225,7 @@ def test_a_head_whose_drafts_are_rejected_rests() -> None:
     drafter, one = with_head(0.1), sequence([1], [2])
     depths = []
     for _ in range(60):
-        depths.append(drafter.depth(one, 4, 1))
+        depths.append(drafter.depth(one, 4, 1, idle=True))
         drafter.note(one, depths[-1], 0)
     assert depths[0] > 0
     assert sum(depth > 0 for depth in depths[30:]) <= 3, "it is tried now and then"

@@ -4,8 +4,9 @@ from typing import cast
 
 import pytest
 
-from engine.step.plan import NOT_FINITE, Token
+from engine.step.plan import NOT_FINITE, Token, Verified
 from engine.step.scheduler import Scheduler
+from engine.step.sequence import Sequence as RunningSequence
 from engine.step.token_budget import TokenBudget
 from engine.types import (
     BlockHashes,
@@ -83,7 +84,7 @@ class CountingKV:
     def explain(self, seq_id: int) -> tuple[int, MissReason | None]:
         return 0, MissReason.NEVER_CACHED
 
-    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+    def reserve(self, seq_id: int, num_tokens: int, drafts: int = 0) -> bool:
         needed = -(-num_tokens // BLOCK_TOKENS)
         if self.refuse and needed > self.held[seq_id]:
             return False
@@ -384,3 +385,59 @@ def test_who_rests_for_its_masks_is_planned_neither_as_a_token_nor_as_a_chunk() 
         sequence.note_mask(0.04)
     planned = [{entry[0] for entry in run_step(s)[0]} for _ in range(4)]
     assert planned == [{1, 2}, {1, 3}] * 2
+
+
+# --- waiting for drafts ---------------------------------------------------------------------------
+
+
+ALL_KEPT = Verified((Token(7),) * 3)
+
+
+@dataclass
+class DraftsOf:
+    """Drafts two tokens of some sequences."""
+
+    drafting: set[int]
+
+    def may_follow(self, sequence: RunningSequence, running: int) -> bool:
+        return sequence.seq_id in self.drafting
+
+    def depth(self, sequence: RunningSequence, room: int, running: int, *, idle: bool) -> int:
+        return min(room, 2) if sequence.seq_id in self.drafting else 0
+
+    def propose(self, wanted: Sequence[tuple[RunningSequence, int]]) -> list[tuple[int, ...]]:
+        return [(7,) * depth for _, depth in wanted]
+
+    def note(self, sequence: RunningSequence, drafts: int, kept: int) -> None: ...
+
+    def observe(self, rows: int, seconds: float, interval_s: float) -> None: ...
+
+
+@pytest.mark.parametrize("drafting", [{1}, {2}, {4}, {1, 3}, {1, 2, 3, 4}])
+def test_where_one_sequence_drafts_all_stay_in_one_step(drafting: set[int]) -> None:
+    s, _ = scheduler()
+    for number in range(1, 5):
+        s.add(request(number, 3, max_tokens=30))
+    run_step(s)
+    s.drafter = DraftsOf(drafting)
+    for _ in range(3):
+        flying = s.schedule()
+        assert [entry.seq_id for entry in flying.entries] == [1, 2, 3, 4]
+        assert {entry.seq_id for entry in flying.entries if entry.drafts} == drafting
+        assert not s.schedule(overlapped=True).entries
+        s.commit(flying, [ALL_KEPT if entry.drafts else Token(7) for entry in flying.entries])
+
+
+def test_nobody_drafts_while_a_prompt_is_computed() -> None:
+    s, _ = scheduler(budget=4)
+    s.add(request(1, 3, max_tokens=30))
+    run_step(s)
+    s.add(request(2, 40))
+    run_step(s)
+    s.drafter = DraftsOf({1})
+    flying = s.schedule()
+    for _ in range(5):
+        ahead = s.schedule(overlapped=True)
+        assert [(entry.seq_id, entry.drafts) for entry in ahead.entries] == [(1, 0), (2, 0)]
+        s.commit(flying, [Token(7)])
+        flying = ahead
