@@ -17,6 +17,7 @@ from engine.models.mlx_ops import MlxOps
 from engine.models.spec import ModelSpec
 from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.memory import Q4, memory_demand
+from engine.step.draft_check import DraftCheck
 from engine.step.draft_head import DraftHead, DraftModel
 from engine.step.drafts import Drafter, Drafts
 from engine.step.loop import WARM_UP_TOKENS, Emit, EngineLoop
@@ -367,7 +368,8 @@ def assemble(
         if on_gpu:
             scheduler.budget = warm_up_gpu(loop, scheduler, config)
         head = None if draft_model is None else DraftHead(draft_model, kv, workers)
-        scheduler.drafter = new_drafter(limits, config, costs, head, on_gpu=on_gpu)
+        check = DraftCheck(model, kv, vocab_size) if on_gpu else None
+        scheduler.drafter = new_drafter(limits, config, costs, head, check)
     except BaseException:
         loop.close()
         raise
@@ -385,14 +387,17 @@ def new_drafter(
     limits: EngineLimits,
     config: EngineConfig,
     costs: RowCosts,
-    head: DraftHead | None = None,
-    *,
-    on_gpu: bool,
+    head: DraftHead | None,
+    check: DraftCheck | None,
 ) -> Drafter | None:
-    """Return the engine's source of drafts, or None if drafts are off."""
-    # On a GPU, a row's bits still depend on the number of rows that MLX multiplies.
-    off = not config.drafts or on_gpu or limits.embedding_size is not None
-    return None if off else Drafts(costs, head)
+    """Return the engine's source of drafts, or None if drafts are off. A GPU needs a ``check``."""
+    if not config.drafts or limits.embedding_size is not None:
+        return None
+    fault = "" if check is None else check.fault(limits.max_num_seqs)
+    if fault:
+        log.info("drafts are off, because they would change answers: %s", fault)
+        return None
+    return Drafts(costs, head)
 
 
 def first_budget(

@@ -34,7 +34,8 @@ class EngineConfig(CacheSettings):
     overlap: bool = True
     """Whether to begin the next step while one runs."""
     drafts: bool = True
-    """Whether to guess tokens that may follow, and to check several of them in one step."""
+    """Whether to guess tokens that may follow, and to check several of them in one step. A GPU does
+    only if that changes no bits of the loaded model."""
     check_every_step: bool = False
     """Whether to check the cache's invariants after every step, not only when idle."""
     max_step_mask_s: Fixed[float] = 0.05

@@ -25,7 +25,7 @@ from engine.models.weights import load_model
 from engine.step.loop import Emit, EngineLoop
 from engine.step.plan import Outcome, StepPlan
 from engine.step.runner import ModelRunner, ModelStep
-from engine.types import EngineFailedError, FinishReason, Request, SamplingParams
+from engine.types import Drafting, EngineFailedError, FinishReason, Request, SamplingParams
 from kvcache.backends.choice import KVBackend, KVBackendChoice
 from kvcache.backends.faults import FaultMemory, GPUFailure
 from kvcache.layout import LayoutError
@@ -237,6 +237,25 @@ def test_a_gpu_has_all_of_the_next_step_before_the_one_in_flight_is_read(
     check_answer(folder, [1, 2, 3], answers.tokens[1], 5)
     assert len(answers.tokens[2]) == 5
     assert given == [2, 3, 4, 5, 5], "steps, whenever one was read"
+    loop.close()
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_gpu_drafts_only_where_that_changes_no_bits(
+    device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    equal: bool,
+) -> None:  # fmt: skip
+    def by_rows(ops: MlxOps, states: mx.array) -> mx.array:
+        return states * 0 + (0 if equal else len(states))
+
+    monkeypatch.setattr(MlxOps, "norm", by_rows)
+    caplog.set_level(logging.INFO)
+    loop = metal_loop(folder, KVBackend.SPARSE, Answers.empty(), drafts=True)
+    loop.mailbox.put(greedy(1, [1, 2, 3], 5))
+    run_dry(loop)
+    text = "drafts are off, because they would change answers: 8 rows together have other bits"
+    assert (text in caplog.text) != equal
+    assert loop.stats.drafting is (Drafting.RESTING if equal else Drafting.OFF)
     loop.close()
 
 
