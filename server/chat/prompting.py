@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from engine.types import PrefixSalt, TokenConstraint
+from engine.types import Drafting, PrefixSalt, TokenConstraint
 from server.chat.admission import Admission
 from server.chat.generation import Prompt
 from server.chat.served_model import PromptRules
@@ -107,8 +107,9 @@ class ChatPrompts:
             self.admission.check_answers(salt.tenant, wire.response_options.choices)
             known = await self._recall(conversation, salt)
             encoded = await self._encode_fitting(known.conversation, param)
+            drafts = self.admission.client.stats.drafting is not Drafting.OFF
             prediction_ids = await self.tokenizer.encode_prediction(
-                conversation.prediction, self.rules.max_model_len
+                conversation.prediction if drafts else "", self.rules.max_model_len
             )
         options = ParseOptions(
             encoded.opening,

@@ -7,7 +7,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from engine.client import EngineClient
-from engine.types import DraftReport, FinishReason, Request
+from engine.types import Drafting, DraftReport, EngineStats, FinishReason, Request
+from server.text.encoder import Encoder
 from server.text.tokenizer import Tokenizer
 from tests.server.harness import CHAT, MODEL, chat, ids_of, posted, serving
 from tests.server.streams import PreparedClient, token
@@ -25,9 +26,17 @@ def sdk(http: httpx2.AsyncClient) -> AsyncOpenAI:
     )
 
 
+def set_drafting(monkeypatch: pytest.MonkeyPatch, drafting: Drafting) -> None:
+    monkeypatch.setattr(EngineClient, "stats", EngineStats(drafting=drafting))
+
+
 async def test_the_engine_expects_the_tokens_of_a_prediction_and_answers_the_same(
-    http: httpx2.AsyncClient, tokenizer: Tokenizer, submitted: list[Request]
+    http: httpx2.AsyncClient,
+    tokenizer: Tokenizer,
+    submitted: list[Request],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    set_drafting(monkeypatch, Drafting.RESTING)
     text, end, long = "Héllo <think>you</think>", "<|im_end|>", "ab" * CONTEXT
     parts = [{"type": "text", "text": part} for part in (text[:3], "", text[3:], end)]
     body: Any = {"model": MODEL, **chat(max_tokens=8, n=2)}
@@ -41,6 +50,16 @@ async def test_the_engine_expects_the_tokens_of_a_prediction_and_answers_the_sam
     ids = (*ids_of(tokenizer, text), *ids_of(tokenizer, "<"), *ids_of(tokenizer, end[1:]))
     cut = tuple(ids_of(tokenizer, long[:CONTEXT]))
     assert [asked.prediction_ids for asked in submitted] == [(), ids, ids, cut, (), (), ()]
+
+
+async def test_where_drafts_are_off_no_prediction_is_read(
+    http: httpx2.AsyncClient, submitted: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_drafting(monkeypatch, Drafting.OFF)
+    monkeypatch.setattr(Encoder, "first_ids", None)
+    prediction = {"type": "content", "content": "Once upon a time"}
+    await posted(http, CHAT, chat(prediction=prediction))
+    assert [asked.prediction_ids for asked in submitted] == [()]
 
 
 @pytest.mark.parametrize(
