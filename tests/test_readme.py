@@ -11,7 +11,7 @@ import pytest
 
 from server.shipped import shipped
 from tests.clients.servers import QUIRE, serving
-from tests.macs import table
+from tests.macs import table, table_of_drafts
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,8 +39,9 @@ def run(command: str, home: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_table_of_macs_is_that_of_its_command() -> None:
+def test_the_tables_of_macs_are_those_of_their_command() -> None:
     assert table() in README
+    assert table_of_drafts() in README
 
 
 def test_the_commands_are_found() -> None:
