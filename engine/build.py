@@ -70,6 +70,8 @@ class EnginePlan:
     instruction_set: str
     activations: Activations
     """Never "auto"."""
+    drafts: bool
+    """Whether the engine is to draft tokens."""
 
     @property
     def on_gpu(self) -> bool:
@@ -98,8 +100,19 @@ class EnginePlan:
             *self.memory.lines(),
             f"arithmetic: {self.arithmetic} ({why}); matrix products: {products}",
             self.device,
+            f"drafts: {self.draft_source}",
             *(f"  {reason}" for reason in choice.reasons if reason not in choice.warnings),
         ]
+
+    @property
+    def draft_source(self) -> str:
+        """Return what drafts tokens, in words."""
+        if not self.drafts:
+            return "off"
+        source, where = "of text", "".join(f" ({file})" for file in self.checkpoint.draft_files[:1])
+        if self.checkpoint.spec.draft is not None:
+            source = f"of text, and by the model's head{where}"
+        return f"{source}, if the start finds that they change no answer" * self.on_gpu or source
 
     @property
     def device(self) -> str:
@@ -136,6 +149,7 @@ def plan_engine(
         config.threads or machine_threads(),
         chosen_set,
         activations,
+        config.drafts and not checkpoint.embeds,
     )
 
 

@@ -24,7 +24,8 @@ def announce(settings: Config, plan: EnginePlan, model: str, url: str) -> None:
     """Announce a server of one model. model: the model's name for clients."""
     serving, memory = f"serving {model} on {url}", plan.memory
     if settings.log.format == "json":
-        log.info(serving, model=model, url=url, device=plan.device, **memory.figures())
+        about = {"device": plan.device, "drafts": plan.draft_source}
+        log.info(serving, model=model, url=url, **about, **memory.figures())
         return
     lines = [
         (
@@ -35,6 +36,7 @@ def announce(settings: Config, plan: EnginePlan, model: str, url: str) -> None:
         ("memory", f"{memory.line()}; --log-level debug has the sum"),
         *([("", memory.note)] if memory.note else []),
         ("device", plan.device),
+        ("drafts", plan.draft_source),
     ]
     generates = not plan.checkpoint.embeds
     log.info(serving, banner=banner(settings, serving, url, lines, generates=generates))

@@ -61,7 +61,8 @@ def test_people_read_where_it_is_what_it_is_and_what_to_paste(
     assert said[5][1].startswith("K and V up to 8.00 MiB (")
     assert lines[6] == "             addresses are short"
     assert said[7][1].startswith("KV backend: posix; kernels: ")
-    assert len(lines) == 9
+    assert said[8] == ("drafts", "of text")
+    assert len(lines) == 10
 
 
 def test_a_server_without_a_page_or_answers_does_not_name_them(
