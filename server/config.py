@@ -190,6 +190,7 @@ class EngineSection(Section):
     """The settings of the engine, and the model's task (text or vectors)."""
 
     task: Literal["auto", "generate", "embed"] = "auto"
+    draft_model: str = ""
     watchdog_s: float = Field(default=30.0, gt=0)
 
 

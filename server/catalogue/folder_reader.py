@@ -26,9 +26,12 @@ State = frozenset[tuple[str, int, int, int]]
 class FolderReader:
     """Calls functions that read a model's folder. Only one thread may use a reader at a time."""
 
-    def __init__(self, embeds: bool | None = None, process: Child | None = None) -> None:
-        """embeds: as for ``read_checkpoint``. process: the ``reading_process()`` that reads."""
+    def __init__(
+        self, embeds: bool | None = None, process: Child | None = None, drafts: bool = True
+    ) -> None:
+        """embeds, drafts: as for ``read_checkpoint``. process: a ``reading_process()``."""
         self.embeds = embeds
+        self.drafts = drafts
         self.process = process or reading_process()
         self._known: dict[tuple[object, ...], tuple[State, Any]] = {}
 

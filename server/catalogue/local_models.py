@@ -8,21 +8,18 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from engine.models.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    promised_checkpoint,
-    read_checkpoint,
-)
+from engine.models.checkpoint import Checkpoint, CheckpointError, promised_checkpoint
 from engine.models.config import AFFINE, ModelConfig
 from engine.models.safetensors_headers import MAX_JSON_BYTES
 from engine.planning.memory import read_shape
 from kvcache.budget import gib
+from server.catalogue.companions import Heads, companion_among, read_with_head
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.foreign_files import (
     CONFIG_FILE,
@@ -122,8 +119,11 @@ def local_models(
             return local_models(folders, hub=hub, reader=reader)
     by_name: dict[str, LocalModel] = {}
     seen: set[Path] = set()
-    for place in places_here(folders, hub=hub):
-        if (model := model_here(place, reader)) is None:
+    places = [*places_here(folders, hub=hub)]
+    others = places if hub else [*places_here(())]
+    for place in places:
+        companion = companion_among((*places, *others), place.folder or place.name)
+        if (model := model_here(place, reader, companion)) is None:
             continue
         folder = model.folder.resolve()
         before = by_name.get(model.name)
@@ -133,26 +133,31 @@ def local_models(
     return tuple(sorted(by_name.values(), key=lambda model: model.name.lower()))
 
 
-def model_here(place: Place, reader: FolderReader) -> LocalModel | None:
-    """Return the model in a place, or None if nothing of it is on this disk."""
+def model_here(
+    place: Place, reader: FolderReader, companion: str | None = None
+) -> LocalModel | None:
+    """Return the model in a place, or None if nothing of it is on this disk. ``companion``: as in
+    ``Heads``."""
     name, folder, revision = place
+    read = partial(_read, reader, Heads(reader.drafts, companion=companion))
     if folder is not None:
-        return _read(reader, read_model, folder, name, None)
+        return read(read_model, folder, name, None)
     if revision is not None:
         snapshot = snapshot_of(name, revision)
-        return _read(reader, read_model, snapshot, name, snapshot.name) if snapshot else None
+        return read(read_model, snapshot, name, snapshot.name) if snapshot else None
     repository = repository_folder(name)
     is_here = bool(folders_in(repository / SNAPSHOTS))
-    return _read(reader, read_repository, repository, name, "") if is_here else None
+    return read(read_repository, repository, name, "") if is_here else None
 
 
 def _read(
-    reader: FolderReader, work: Any, folder: Path, name: str, revision: str | None
+    reader: FolderReader, heads: Heads, work: Any, folder: Path, name: str, revision: str | None
 ) -> LocalModel:
     """Return the model in a folder. A reading error becomes the model's problem. ``revision`` is
     the commit on the hub, None outside the hub's cache, or "" if ``work`` chooses the commit."""
+    how = revision, reader.embeds, *heads
     try:
-        return AS_JSON.validate_python(reader.read(work, folder, name, revision, reader.embeds))
+        return AS_JSON.validate_python(reader.read(work, folder, name, *how))
     except CheckpointError as error:
         return _model_of(name, folder, revision, {"problem": _problem(name, folder, error)})
 
@@ -196,19 +201,19 @@ def _weights_in(folder: Path) -> list[Path]:
         return []
 
 
-def read_repository(folder: str, repository: str, _: str, embeds: bool | None) -> Any:
+def read_repository(folder: str, repository: str, _: str, *how: Any) -> Any:
     """Read the best commit of a repository in the hub's cache, as ``read_model`` does."""
     snapshot = best_snapshot(repository)
     assert snapshot is not None, folder
-    return read_model(str(snapshot), repository, snapshot.name, embeds)
+    return read_model(str(snapshot), repository, snapshot.name, *how)
 
 
-def read_model(path: str, name: str, revision: str | None, embeds: bool | None) -> Any:
+def read_model(path: str, name: str, revision: str | None, embeds: bool | None, *heads: Any) -> Any:
     """Read a model's folder, and return a LocalModel as AS_JSON dumps it. An error becomes the
-    model's problem, so that other models are still listed."""
+    model's problem, so that other models are still listed. ``heads`` are the values of Heads."""
     folder, facts = Path(path), Facts()
     try:
-        for more in _read_facts(name if revision else None, folder, embeds):
+        for more in _read_facts(name if revision else None, folder, embeds, Heads(*heads)):
             facts |= more
     except Exception as error:
         # Malformed files can cause errors of any kind.
@@ -237,7 +242,9 @@ def _problem(name: str, folder: Path, error: Exception) -> str:
     return f"its files cannot be read: {type(error).__name__}: {error}"
 
 
-def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> Iterator[Facts]:
+def _read_facts(
+    repository: str | None, folder: Path, embeds: bool | None, heads: Heads
+) -> Iterator[Facts]:
     """Yield values for the fields of LocalModel. Readings that are likelier to fail come later.
     ``repository`` is None outside the hub's cache. Raises CheckpointError and any reading error."""
     foreign = foreign_weights(folder)
@@ -257,7 +264,7 @@ def _read_facts(repository: str | None, folder: Path, embeds: bool | None) -> It
         yield {"embeds": promised_checkpoint(folder, 0).embeds}
         yield _incomplete(repository, folder, missing)
         return
-    checkpoint = read_checkpoint(folder, embeds=embeds)
+    checkpoint = read_with_head(folder, embeds, heads)
     yield {"embeds": checkpoint.embeds, "quantization": stored_as(checkpoint, quantization)}
     if (folder / TOKENIZER_FILE).is_file():
         yield {"digest": digest_of(model_files(folder)), "checkpoint": checkpoint}
@@ -314,12 +321,13 @@ def digest_of(files: Iterable[Path]) -> str:
 
 
 def check_folder(
-    path: str, embeds: bool | None, promised_bytes: int | None, tokenizer: bool
+    path: str, embeds: bool | None, promised_bytes: int | None, tokenizer: bool, *heads: Any
 ) -> None:
     """Raise CheckpointError or TokenizerError if a folder cannot be served. ``promised_bytes``: as
-    for ``checkpoint_in``. If ``tokenizer`` is True, check the tokenizer's files, too."""
+    for ``checkpoint_in``. If ``tokenizer`` is True, check the tokenizer's files, too. ``heads`` are
+    the values of Heads."""
     folder = Path(path)
-    checkpoint = checkpoint_in(folder, embeds, promised_bytes)
+    checkpoint = checkpoint_in(folder, embeds, promised_bytes, Heads(*heads))
     if tokenizer:
         check_vocabulary(folder, Tokenizer(folder), checkpoint)
 
@@ -330,12 +338,14 @@ def check_shape(path: str) -> None:
     read_shape(Path(path))
 
 
-def checkpoint_in(folder: Path, embeds: bool | None, promised_bytes: int | None) -> Checkpoint:
+def checkpoint_in(
+    folder: Path, embeds: bool | None, promised_bytes: int | None, heads: Heads
+) -> Checkpoint:
     """Read a model's checkpoint (sizes of weights). ``promised_bytes`` is the size of all weights
-    if some are still on the hub. Raises CheckpointError."""
+    if some are still on the hub; then the head is not known. Raises CheckpointError."""
     refuse_foreign_files(folder)
     if promised_bytes is None:
-        return read_checkpoint(folder, embeds=embeds)
+        return read_with_head(folder, embeds, heads)
     return promised_checkpoint(folder, promised_bytes, embeds=embeds)
 
 

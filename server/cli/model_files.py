@@ -19,6 +19,7 @@ from kvcache.backends.choice import KVBackendChoice, KVBackendError
 from kvcache.budget import BudgetError, gib
 from kvcache.child import Child
 from kvcache.layout import LayoutError
+from server.catalogue.companions import OWN, Heads, companion_among, complete_folder
 from server.catalogue.folder_reader import FolderReader, reading_process
 from server.catalogue.hub import FoundModel, find_model, model_names
 from server.catalogue.lm_studio import is_below, lm_studio_folders
@@ -31,8 +32,10 @@ from server.catalogue.local_models import (
     digest_of,
     model_files,
     named_quantization,
+    places_here,
     stored_as,
 )
+from server.catalogue.lookup import look_up
 from server.catalogue.names import ModelNotFoundError
 from server.chat.served_model import ServedModel
 from server.config import Config, SettingError, StartError, engine_config
@@ -127,15 +130,16 @@ def read_model(
     reading = reading or reading_process()
     with model_errors():
         with closing(reading):
-            reader = FolderReader(EMBEDS[settings.engine.task], reading)
+            reader = new_reader(settings, reading)
             model = find_model(name, settings.models.folders, reader=reader)
             if model.notice:
                 log.warning(model.notice)
+            heads = find_heads(reader, model, settings)
             if not any_name:  # with any_name the supervisor has said and checked all this already
                 if is_below(model.folder, lm_studio_folders()):
                     log.info(f"{name} lies in LM Studio's folder: {model.folder}")
-                check_found(reader, model, settings)
-            checkpoint = checkpoint_of(model, settings)
+                check_found(reader, model, settings, heads)
+            checkpoint = checkpoint_of(model, settings, heads)
             engine_plan = make_plan(settings, checkpoint)
             tokenizer, served = check_files(model, checkpoint, settings, any_name=any_name)
             if not checkpoint.embeds and (warning := tokenizer.template.try_out(reading)):
@@ -143,8 +147,8 @@ def read_model(
         if model.missing:
             log.info(f"downloading {model.asked}: {gib(model.missing_bytes)} of weights")
             model.fetch_weights()
-            whole = checkpoint_in(model.folder, EMBEDS[settings.engine.task], None)
-            engine_plan = make_plan(settings, whole)
+            whole = replace(model, missing=())
+            engine_plan = make_plan(settings, checkpoint_of(whole, settings, heads))
     for line in engine_plan.lines():
         log.debug(line)
     if left_out := engine_plan.checkpoint.left_out:
@@ -161,18 +165,41 @@ def read_model(
     return ModelFiles(engine_plan, tokenizer, replace(served, facts=facts))
 
 
-def checkpoint_of(model: FoundModel, settings: Config) -> Checkpoint:
+def new_reader(settings: Config, reading: Child | None = None) -> FolderReader:
+    """Return a reader that reads models as the settings say. reading: as for ``FolderReader``."""
+    return FolderReader(EMBEDS[settings.engine.task], reading, engine_config(settings).drafts)
+
+
+def find_heads(reader: FolderReader, model: FoundModel, settings: Config) -> Heads:
+    """Find the head of engine.draft_model, or else a companion of the model, on this disk. Raises
+    ModelNotFoundError."""
+    name, folders = settings.engine.draft_model, settings.models.folders
+    if not engine_config(settings).drafts:
+        return Heads(drafts=False)
+    if not name:
+        return Heads(companion=companion_among(places_here(folders), model.folder))
+    if (folder := complete_folder(*look_up(name, folders, reader))) is None:
+        raise ModelNotFoundError(f"{name}: it is not on this disk: `quire pull {name}` fetches it")
+    return Heads(named=str(folder))
+
+
+def checkpoint_of(model: FoundModel, settings: Config, heads: Heads = OWN) -> Checkpoint:
     """Read a checkpoint; for missing weights take the hub's sizes. Raises CheckpointError."""
-    return checkpoint_in(model.folder, EMBEDS[settings.engine.task], _promised_bytes(model))
+    return checkpoint_in(model.folder, EMBEDS[settings.engine.task], _promised_bytes(model), heads)
 
 
 def check_found(
-    reader: FolderReader, model: FoundModel, settings: Config, *, tokenizer: bool = True
+    reader: FolderReader,
+    model: FoundModel,
+    settings: Config,
+    heads: Heads = OWN,
+    *,
+    tokenizer: bool = True,
 ) -> None:
     """Check a model's files in the reader's process, because a malformed file may crash a process.
     tokenizer: whether to check the tokenizer's files, too. Raises CheckpointError."""
     how = EMBEDS[settings.engine.task], _promised_bytes(model), tokenizer
-    reader.read(check_folder, model.folder, *how)
+    reader.read(check_folder, model.folder, *how, *heads)
 
 
 def _promised_bytes(model: FoundModel) -> int | None:

@@ -20,6 +20,7 @@ from server.catalogue.local_models import check_shape
 from server.cli.model_files import (
     check_found,
     checkpoint_of,
+    find_heads,
     model_errors,
     planning_errors,
 )
@@ -94,8 +95,9 @@ def plan_model(
         reader.read(check_shape, model.folder)
         shape = read_shape(model.folder)
         if model.missing or any(model.folder.glob("*.safetensors")):
-            check_found(reader, model, settings, tokenizer=False)
-            checkpoint = checkpoint_of(model, settings)
+            heads = find_heads(reader, model, settings)
+            check_found(reader, model, settings, heads, tokenizer=False)
+            checkpoint = checkpoint_of(model, settings, heads)
         else:
             checkpoint = promised_checkpoint(model.folder)
     if context is None:
@@ -106,7 +108,8 @@ def plan_model(
     lines = [*answers(target, planned, problem), "", "Details", "", *_notes(model)]
     if planned is not None:
         plan = planned.plan
-        lines += [*plan.memory.lines(), *([plan.device, *plan.warnings] if target.here else []), ""]
+        lines += [*plan.memory.lines(), f"drafts: {plan.draft_source}"]
+        lines += [*([plan.device, *plan.warnings] if target.here else []), ""]
     lines += [*report_lines(report), ""]
     if out is None:
         lines.append("Pictures: --out FOLDER draws them.")

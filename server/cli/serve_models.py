@@ -25,10 +25,10 @@ from server.catalogue.lm_studio import is_below, lm_studio_folders
 from server.catalogue.local_models import LocalModel, Place, local_models, template_facts
 from server.catalogue.lookup import look_up
 from server.cli.banner import announce_several
-from server.cli.model_files import EMBEDS, ModelError, facts_of, model_errors
+from server.cli.model_files import ModelError, facts_of, model_errors, new_reader
 from server.cli.models import Machine
 from server.cli.serve import STOP_TIMEOUT_S, begin_serving, keep_awake
-from server.config import Config, StartError, engine_config
+from server.config import Config, SettingError, StartError, engine_config
 from server.http.listener import reserve, reserved_for_ollama
 from server.http.server import serve_app
 from server.protocol.ollama.answer import ModelFacts, capabilities
@@ -92,7 +92,12 @@ def make_front(
     budget_bytes = settings.models.memory_budget or memory_of_all_models(engine_config(settings))
     machine = Machine(settings, budget_bytes - PROCESS_BYTES)
     number = itertools.count(1).__next__
-    disk = Disk(settings.models.folders, names, EMBEDS[settings.engine.task], reading)
+    if settings.engine.draft_model:
+        raise SettingError(
+            "engine.draft_model (--draft) is for one model: of several, each takes its own head, "
+            "or its companion on this disk"
+        )
+    disk = Disk(settings.models.folders, names, new_reader(settings, reading))
     templates = FolderReader()
 
     def sources(models_here: Iterable[LocalModel]) -> list[ModelOnDisk]:
@@ -114,12 +119,11 @@ class Disk:
         self,
         folders: Sequence[Path],
         names: Sequence[str],
-        embeds: bool | None = None,
-        reading: Child | None = None,
+        reader: FolderReader | None = None,
     ) -> None:
         """folders: searched beside the hub's cache. names: the names or folders of the models to
-        serve; none means all models. embeds, reading: as for ``FolderReader``."""
-        self._reader = FolderReader(embeds, reading)
+        serve; none means all models."""
+        self._reader = reader or FolderReader()
         with model_errors(), self._reader:
             self._named = {
                 name: look_up(name, folders, self._reader, on_disk=True) for name in names

@@ -38,6 +38,7 @@ FLAGS: dict[str, tuple[str, type, str]] = {
         float,
         "Longest pause (ms) that a prompt causes in answers.",
     ),
+    "draft": ("engine.draft_model", str, "Folder or name of the head that drafts (MTP)."),
     "threads": ("engine.threads", int, "CPU threads."),
     "activations": (
         "engine.activations",
@@ -145,7 +146,7 @@ def default_of(setting: str) -> str:
     if isinstance(default, bool):
         return "on" if default else "off"
     whole, rest = divmod(default, MIB) if isinstance(default, int) else (0, 0)
-    return f"{whole}MiB" if whole and not rest else str(default)
+    return f"{whole}MiB" if whole and not rest else str(default) or "chosen at start"
 
 
 def unknown_setting(name: str) -> str:

@@ -32,6 +32,8 @@ FAMILIES: dict[str, Callable[[ModelConfig], ModelSpec]] = {
     "gpt_oss": gpt_oss,
 }
 
+# The model_type of files with nothing but the head that drafts for a model (Blaizzy/mlx-vlm).
+DRAFT_HEAD = "qwen3_5_mtp"
 REFUSED = {
     "gemma3n": "its layers have embeddings of their own, and share K and V",
     "phi3": "its matrices are stored joined, and its window is not that of mlx-lm",
@@ -43,6 +45,11 @@ def read_spec(config: ModelConfig) -> ModelSpec:
     """Return the model that ``config.json`` describes. Raises CheckpointError."""
     model_type = config.values.get("model_type")
     family = FAMILIES.get(str(model_type))
+    if model_type == DRAFT_HEAD:
+        raise CheckpointError(
+            f"{config.file}: this is no model, but the head that drafts for a Qwen3.5, 3.6 or 3.8: "
+            "serve that model, and name this with --draft"
+        )
     if family is None:
         reason = REFUSED.get(str(model_type))
         because = "" if reason is None else f", which is not served: {reason}"

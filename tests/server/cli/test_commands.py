@@ -329,6 +329,7 @@ def test_every_flag_says_what_it_is_for_and_what_holds_without_it() -> None:
         ("engine.check_every_step", "off"),
         ("engine.overlap", "on"),
         ("engine.drafts", "on"),
+        ("engine.draft_model", "chosen at start"),
     ],
 )
 def test_a_default_is_told_as_people_write_it(setting: str, default: str) -> None:

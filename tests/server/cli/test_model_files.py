@@ -28,11 +28,12 @@ from server.config import MIB, Config, SettingError, engine_config
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerError
-from tests.engine.models.hybrids import write_hybrid
+from tests.draft_heads import write_companion, write_head
+from tests.engine.models.hybrids import SPEC, write_hybrid
 from tests.hostile_models import HOSTILE, spoil
 from tests.kvcache.metal_double import Device
 from tests.models import TEMPLATE, TINY, write_embedding_model, write_model, write_tokenizer
-from tests.server.commands import MODEL, SMALL, Run, one_sentence
+from tests.server.commands import MODEL, SETTINGS, SMALL, Run, one_sentence
 
 GIB = 1024 * MIB
 
@@ -112,6 +113,53 @@ def test_the_start_says_which_parts_of_a_model_are_not_served(
     read_model(str(folder), settings)
     said = "Qwen3.5 is served without what its files have for drafts of tokens (1 tensor), images"
     assert said in capsys.readouterr().err
+
+
+def test_the_start_says_what_drafts_and_a_named_head_comes_before_all_others(
+    tmp_path: Path, own_log: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_hybrid(tmp_path / "shelf/Qwen3.5-4B-4bit")
+
+    def drafting(**engine: Any) -> str:
+        flags = SMALL | {"log": {"level": "debug"}, "engine": SMALL["engine"] | engine}
+        settings = read_settings(None, flags)
+        configure_log(settings.log)
+        plan = read_model(str(model), settings).plan
+        assert f"drafts: {plan.draft_source} [quire]\n" in capsys.readouterr().err
+        assert (plan.checkpoint.spec.draft is None) == (plan.draft_source in ("of text", "off"))
+        return plan.draft_source.removeprefix("of text, and by the model's head ")
+
+    assert drafting() == "of text"
+    companion = write_companion(tmp_path / "shelf/Qwen3.5-4B-MTP-8bit", model)
+    assert drafting() == f"({companion}/model.safetensors)"
+    write_head(model)
+    assert drafting() == f"({model}/mtp.safetensors)"
+    other = write_companion(tmp_path / "other", model, seed=1)
+    assert drafting(draft_model=str(other)) == f"({other}/model.safetensors)"
+    assert drafting(draft_model=str(other), drafts=False) == "off"
+
+
+def test_a_companion_that_does_not_fit_is_named_and_a_named_head_is_refused(
+    tmp_path: Path, quire: Run, own_log: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_hybrid(tmp_path / "shelf/Qwen3.5-4B-4bit")
+    other = write_hybrid(tmp_path / "other", replace(SPEC, hidden_size=96))
+    companion = write_companion(tmp_path / "shelf/Qwen3.5-4B-MTP-4bit", other)
+    settings = read_settings(None, SMALL)
+    configure_log(settings.log)
+    assert read_model(str(model), settings).plan.draft_source == "of text"
+    assert f"without what its files have for drafts of tokens ({companion}/model" in (
+        capsys.readouterr().err
+    )
+    named = one_sentence(quire("serve", model, "--draft", companion), MODEL)
+    assert named.startswith(f"quire: {companion}/model.safetensors: ")
+    away = one_sentence(quire("serve", model, "--draft", "mlx-community/Head-MTP-4bit"), MODEL)
+    assert "it is not on this disk: `quire pull mlx-community/Head-MTP-4bit` fetches it" in away
+    alone = one_sentence(quire("serve", companion), MODEL)
+    assert alone.startswith(f"quire: {companion}/config.json: this is no model, but the head that")
+    assert alone.endswith("serve that model, and name this with --draft")
+    several = one_sentence(quire("serve", model, other, "--draft", companion), SETTINGS)
+    assert several.startswith("quire: engine.draft_model (--draft) is for one model")
 
 
 @pytest.mark.parametrize("name", ["mlx-community/tiny-4bit", "Tiny-4bit", "demo"])

@@ -21,13 +21,14 @@ import psutil
 import pytest
 from huggingface_hub import constants
 
+from engine.models.checkpoint import read_checkpoint
 from server.catalogue.hub import find_model
 from server.catalogue.local_models import local_models
 from server.cli import model_process, serve, serve_models
-from server.cli.model_files import ModelError
+from server.cli.model_files import ModelError, new_reader, read_model
 from server.cli.models import Machine
 from server.cli.serve_models import COMMAND
-from server.cli.settings import read_settings
+from server.cli.settings import read_settings, with_further
 from server.config import Config, Tables
 from server.http.listener import reserve
 from server.protocol.wire_errors import ApiError
@@ -35,6 +36,7 @@ from server.supervisor.app import create_front
 from server.supervisor.front import Front
 from server.supervisor.models import MemoryNeeds
 from server.supervisor.process import LoadError, Start
+from tests.draft_heads import write_companion
 from tests.engine import test_power
 from tests.engine.models.hybrids import write_hybrid
 from tests.hostile_models import spoil
@@ -289,6 +291,22 @@ def test_states_of_recurrent_layers_count_and_are_part_of_what_its_process_is_gi
     assert its.max_model_len == plan.max_model_len
     assert its.state_bytes == needs.state_bytes
     assert its.kv_budget_bytes == needs.most_kv_bytes
+
+
+def test_a_companion_counts_in_what_a_model_needs_as_in_its_process(tmp_path: Path) -> None:
+    model = write_hybrid(tmp_path / "first")
+    settings = read_settings(None, settings_with(tmp_path))
+    before = on_disk(settings, 4096 * MIB).needs()
+    write_companion(tmp_path / "first-MTP-4bit", model)
+    needs = on_disk(settings, 4096 * MIB).needs()
+    assert needs.fixed_bytes > before.fixed_bytes
+    tables = json.loads(json.dumps(serve_models.settings_of(settings, "first", needs)))
+    memory = read_model(str(model), Config.model_validate(tables)).plan.memory
+    its = memory.demand.fixed_bytes + memory.state_bytes + serve_models.PROCESS_BYTES
+    assert (its, memory.max_model_len) == (needs.fixed_bytes, needs.max_model_len)
+    off = read_settings(None, with_further(settings_with(tmp_path), ["engine.drafts=off"]))
+    (first,) = serve_models.Disk([tmp_path], ["first"], new_reader(off)).models()
+    assert first.checkpoint == read_checkpoint(model, drafts=False)
 
 
 def test_what_a_model_can_do_is_read_from_its_files(three: Path) -> None:
