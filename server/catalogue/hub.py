@@ -54,6 +54,8 @@ CONFIG_FILES = (
     *("config.json", "generation_config.json", "model.safetensors.index.json", "modules.json"),
     *("*/config.json", ADAPTER_FILE),
 )
+# Where a head that drafts lies if the index leaves it out. A model is complete without it.
+HEADS = ["mtp*.safetensors", "*/mtp.safetensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,10 @@ def _with_missing(model: FoundModel, *, is_cached: bool = False) -> FoundModel:
     listed = listed_weights(model.name, model.folder)
     if listed is None:
         return model  # without a list of files, the cached files are taken as all files
+    if not is_cached:
+        tree = get_cached_repo_tree(model.name, revision=model.folder.name)
+        sizes = {file.path: file.size for file in tree}
+        listed |= {path: sizes[path] for path in filter_repo_objects(sizes, allow_patterns=HEADS)}
     names = [name for name in listed if not (model.folder / name).exists()]
     if not names:
         return model

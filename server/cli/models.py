@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -11,9 +12,10 @@ from huggingface_hub import CachedRevisionInfo, HFCacheInfo, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 from engine.build import EnginePlan
-from engine.models.checkpoint import Checkpoint
+from engine.models.checkpoint import Checkpoint, CheckpointError
 from kvcache.backends.choice import KVBackendChoice
 from kvcache.budget import gib
+from server.catalogue.companions import companion_names, is_companion, lacks_head
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, check_room, find_model, free_bytes
 from server.catalogue.hub_cache import (
@@ -26,18 +28,18 @@ from server.catalogue.hub_cache import (
 from server.catalogue.lm_studio import is_below, lm_studio_folders
 from server.catalogue.local_models import LocalModel, Place, local_models, model_here
 from server.catalogue.lookup import look_up
-from server.catalogue.names import printable
+from server.catalogue.names import ModelNotFoundError, printable
 from server.cli.model_files import (
-    EMBEDS,
     ModelError,
     check_found,
     checkpoint_of,
     make_plan,
     model_errors,
+    new_reader,
 )
 from server.cli.sentences import table
 from server.cli.settings import read_settings
-from server.config import Config, SettingError
+from server.config import Config, SettingError, engine_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def list_models(
         if not folder.expanduser().is_dir():
             say(f"models.folders: {folder}: there is no such folder")
     machine = Machine(settings)
-    with FolderReader(EMBEDS[settings.engine.task]) as reader:
+    with new_reader(settings) as reader:
         models = local_models(settings.models.folders, reader=reader)
     # Also list unreadable repositories: they have no revision, and their size is unknown.
     listed = [m for m in models if show_all or m.size_bytes or not m.revision]
@@ -151,7 +153,7 @@ BILLION, MILLION = 1e9, 1e6
 def show_model(name: str, file: Path | None, *, as_json: bool) -> str:
     """Return a description of a model on this disk. Raises StartError."""
     settings = read_settings(file, {})
-    with model_errors(), FolderReader(EMBEDS[settings.engine.task]) as reader:
+    with model_errors(), new_reader(settings) as reader:
         place = look_up(name, settings.models.folders, reader, on_disk=True)
         model = model_here(place, reader)
     if model is None:
@@ -216,6 +218,9 @@ def pull_model(
             raise ModelError(
                 f"{name}: this is {wanted.folder}, on this disk: nothing is to be done"
             )
+        if reader.read(is_companion, wanted.folder):
+            _pull_companion(wanted, echo, dry_run=dry_run)
+            return
         check_found(reader, wanted, settings, tokenizer=False)
         checkpoint = checkpoint_of(wanted, settings)
         _describe(wanted, checkpoint, reader, echo)
@@ -229,7 +234,37 @@ def pull_model(
             wanted.fetch_weights()
             check_found(reader, replace(wanted, missing=()), settings)
         wanted.follow_branch()
+        _pull_companion_of(replace(wanted, missing=()), settings, reader, echo)
     echo(f"It is here: `quire serve {name}` serves it.")
+
+
+def _pull_companion_of(
+    wanted: FoundModel, settings: Config, reader: FolderReader, echo: Callable[[str], None]
+) -> None:
+    """Fetch the companion of a model without a head, if drafts are on and the hub has one."""
+    is_wanted = engine_config(settings).drafts and not settings.engine.draft_model
+    if not (is_wanted and lacks_head(checkpoint_of(wanted, settings))):
+        return
+    for name in companion_names(wanted.name):
+        with suppress(ModelNotFoundError, CheckpointError):
+            found = find_model(name, settings.models.folders, files=CONFIG_FILES, reader=reader)
+            if reader.read(is_companion, found.folder):
+                break
+    else:
+        echo("the hub has no head that drafts for it")
+        return
+    _pull_companion(found, echo)
+
+
+def _pull_companion(
+    found: FoundModel, echo: Callable[[str], None], *, dry_run: bool = False
+) -> None:
+    to_fetch = f"{gib(found.missing_bytes)} are to be fetched" if found.missing else "it is here"
+    echo(f"{found.name}, the head that drafts for a model like this: {to_fetch}")
+    check_room(found.asked, found.missing_bytes)
+    if found.on_hub and not dry_run:
+        found.fetch_small_files()
+        found.fetch_weights()
 
 
 def _describe(

@@ -16,10 +16,12 @@ from kvcache.budget import gib
 from server.catalogue import hub as hub_module
 from server.catalogue.hub import find_model
 from server.cli.commands import app
+from tests.draft_heads import write_companion
+from tests.engine.models.hybrids import write_hybrid
 from tests.models import write_embedding_model, write_model
 from tests.server.cli.test_log import NAMES
 from tests.server.commands import MODEL, SETTINGS, Run
-from tests.server.hub_server import Files, Hub, changed
+from tests.server.hub_server import Files, Hub, changed, files_of
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 558848\n"
 POINTS = "this is a pointer of Git LFS, .*: remove the model from the hub's cache with `quire rm`"
@@ -156,6 +158,58 @@ def test_a_model_is_fetched_once_and_a_pin_is_kept(hub: Hub, tiny_files: Files, 
     assert "all of them here" in again.stdout
     assert hub.sent_bytes == {}
     assert not (Path(constants.HF_HUB_CACHE) / "models--someone--model/refs").exists()
+
+
+@pytest.fixture
+def heads(tmp_path: Path) -> tuple[Files, Files]:
+    """The files of a Qwen3.5 without a head, and those of its companion."""
+    model = write_hybrid(tmp_path / "model")
+    files, companion = files_of(model), write_companion(tmp_path / "companion", model)
+    return files, files_of(companion)
+
+
+def test_a_model_without_a_head_is_fetched_with_its_companion(
+    hub: Hub, heads: tuple[Files, Files], quire: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, companion = "mlx-community/Qwen3.5-4B-MLX-4bit", "mlx-community/Qwen3.5-4B-MTP-8bit"
+    hub.push(model, heads[0])
+    none = quire("pull", model)
+    assert none.exit_code == 0, none.output
+    assert none.stdout.splitlines()[-2] == "the hub has no head that drafts for it"
+    commit = hub.push(companion, heads[1])
+    monkeypatch.setenv("QUIRE_ENGINE__DRAFTS", "false")
+    assert companion not in quire("pull", model).stdout
+    monkeypatch.delenv("QUIRE_ENGINE__DRAFTS")
+    hub.fetched.clear()
+    *_, said, last = quire("pull", model).stdout.splitlines()
+    assert re.fullmatch(
+        f"{companion}, the head that drafts .*: [0-9.]+ MiB are to be fetched", said
+    )
+    assert last == f"It is here: `quire serve {model}` serves it."
+    assert f"{commit}/model.safetensors" in hub.fetched
+    assert quire("pull", model).stdout.splitlines()[-2].endswith(": it is here")
+    listed = json.loads(quire("models", "--json").stdout)["models"]
+    assert [each["served"] for each in listed if each["name"] in (model, companion)] == [
+        True,
+        False,
+    ]
+    assert "the head that drafts" in listed[1]["reason"]
+    assert "drafts: of text, and by the model's head (" in quire("plan", model).stdout
+
+
+def test_a_companion_is_fetched_by_its_own_name_and_a_head_beside_the_model_with_it(
+    hub: Hub, heads: tuple[Files, Files], quire: Run
+) -> None:
+    hub.push("someone/head", heads[1])
+    dry = quire("pull", "someone/head", "--dry-run")
+    assert (dry.exit_code, "model.safetensors" in hub.sent_bytes) == (0, False), dry.output
+    assert quire("pull", "someone/head").exit_code == 0
+    assert hub.fetched_files()[-1] == "model.safetensors"
+    beside = {"mtp.safetensors": heads[1]["model.safetensors"]}
+    hub.push("someone/model", heads[0] | beside)
+    last = quire("pull", "someone/model").stdout.splitlines()[-2]
+    assert "mtp.safetensors" in hub.sent_bytes
+    assert "drafts" not in last, "it has a head"
 
 
 def test_one_that_is_too_large_for_here_can_be_fetched_for_elsewhere(
