@@ -9,7 +9,7 @@ import mlx.core as mx
 import metal_ext
 from engine.models.checkpoint import Checkpoint
 from engine.models.cpu_ops import CpuOps, RotatedCpuOps
-from engine.models.draft_head import PREFIXES, named_as_drafts
+from engine.models.draft_head import named_as_drafts
 from engine.models.expert_tensors import arrays_by_mlx
 from engine.models.forward import Forward
 from engine.models.mlx_ops import MlxOps
@@ -60,8 +60,7 @@ def read_weights(checkpoint: Checkpoint, *, on_gpu: bool = False) -> StoredWeigh
     for file in weight_files(checkpoint.path):
         arrays |= arrays_by_mlx(_load(file))
     if checkpoint.draft_files:
-        own = {name: array for name, array in arrays.items() if not name.startswith(PREFIXES)}
-        arrays = own | _draft_arrays(checkpoint, on_gpu)
+        arrays |= _draft_arrays(checkpoint, on_gpu)
     return StoredWeights(arrays, checkpoint.packings.get)
 
 
