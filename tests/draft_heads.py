@@ -22,15 +22,17 @@ def write_head(
     format: str | None = "mlx",
     bits: int | None = None,
     seed: int = 7,
+    others: bool = False,
 ) -> Path:
     """Write a random head for the model in a folder, to a file in that folder. A seed makes the
     same head under all names. prefix: of all names. less_one: whether norms are stored as the hub
     stores hybrids'. format: what the file says of its writer. bits: of matrices, in groups of
-    32."""
+    32. others: whether the file has a tensor of the model as well."""
     arrays = head_arrays(folder, bits=bits, seed=seed)
     if less_one:
         arrays |= {name: each - 1 for name, each in arrays.items() if "norm" in name}
     named = {f"{prefix}{name}": each for name, each in arrays.items()}
+    named |= {"model.norm.weight": mx.ones((3,))} if others else {}
     mx.eval(named)
     (folder / file).parent.mkdir(exist_ok=True)
     metadata = {} if format is None else {"format": format}

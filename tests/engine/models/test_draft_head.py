@@ -272,7 +272,7 @@ def test_a_head_is_the_same_under_all_names_and_in_all_layouts(
     [
         (None, {}),
         (4, {"format": None}),
-        (4, {"prefix": "mtp."}),
+        (4, {"prefix": "mtp.", "others": True}),
         (None, {"less_one": True, "format": "pt"}),
     ],
     ids=str,
