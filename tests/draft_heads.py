@@ -27,12 +27,13 @@ def write_head(
     """Write a random head for the model in a folder, to a file in that folder. A seed makes the
     same head under all names. prefix: of all names. less_one: whether norms are stored as the hub
     stores hybrids'. format: what the file says of its writer. bits: of matrices, in groups of
-    32. others: whether the file has a tensor of the model as well."""
+    32. others: whether the file has a tensor of a model as well, as quire
+    reads none."""
     arrays = head_arrays(folder, bits=bits, seed=seed)
     if less_one:
         arrays |= {name: each - 1 for name, each in arrays.items() if "norm" in name}
     named = {f"{prefix}{name}": each for name, each in arrays.items()}
-    named |= {"model.norm.weight": mx.ones((3,))} if others else {}
+    named |= {"model.norm.weight": mx.ones((3,), mx.int8)} if others else {}
     mx.eval(named)
     (folder / file).parent.mkdir(exist_ok=True)
     metadata = {} if format is None else {"format": format}

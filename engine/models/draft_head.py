@@ -89,15 +89,11 @@ def _head_in(headers: Sequence[Header], config: ModelConfig, spec: ModelSpec) ->
 
 
 def named_as_drafts(tensors: Mapping[str, Item]) -> dict[str, Item]:
-    """Return the tensors of a head's own files by names with the first known prefix. Files with
-    another prefix than that may have other tensors besides; bare names are all the head's."""
+    """Return the tensors of a head's files by names with the first known prefix. Other tensors of
+    these files get names that nobody reads."""
     prefix = _prefix_in(tensors, (*PREFIXES, ""))
     assert prefix is not None
-    return {
-        PREFIXES[0] + name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    return {PREFIXES[0] + name.removeprefix(prefix): each for name, each in tensors.items()}
 
 
 def _prefix_in(names: Collection[str], prefixes: Sequence[str]) -> str | None:
