@@ -247,24 +247,24 @@ def _pull_companion_of(
         return
     for name in companion_names(wanted.name):
         with suppress(ModelNotFoundError, CheckpointError):
-            found = find_model(name, settings.models.folders, files=CONFIG_FILES, reader=reader)
-            if reader.read(is_companion, found.folder):
+            head = find_model(name, settings.models.folders, files=CONFIG_FILES, reader=reader)
+            if reader.read(is_companion, head.folder):
                 break
     else:
         echo("the hub has no head that drafts for it")
         return
-    _pull_companion(found, echo)
+    _pull_companion(head, echo)
 
 
 def _pull_companion(
-    found: FoundModel, echo: Callable[[str], None], *, dry_run: bool = False
+    head: FoundModel, echo: Callable[[str], None], *, dry_run: bool = False
 ) -> None:
-    to_fetch = f"{gib(found.missing_bytes)} are to be fetched" if found.missing else "it is here"
-    echo(f"{found.name}, the head that drafts for a model like this: {to_fetch}")
-    check_room(found.asked, found.missing_bytes)
-    if found.on_hub and not dry_run:
-        found.fetch_small_files()
-        found.fetch_weights()
+    to_fetch = f"{gib(head.missing_bytes)} are to be fetched" if head.missing else "it is here"
+    echo(f"{head.name}, the head that drafts for a model like this: {to_fetch}")
+    check_room(head.asked, head.missing_bytes)
+    if head.on_hub and not dry_run:
+        head.fetch_small_files()
+        head.fetch_weights()
 
 
 def _describe(

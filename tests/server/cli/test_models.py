@@ -176,6 +176,7 @@ def test_a_model_without_a_head_is_fetched_with_its_companion(
     none = quire("pull", model)
     assert none.exit_code == 0, none.output
     assert none.stdout.splitlines()[-2] == "the hub has no head that drafts for it"
+    hub.push("mlx-community/Qwen3.5-4B-MTP-4bit", heads[0])  # a whole model is no companion
     commit = hub.push(companion, heads[1])
     monkeypatch.setenv("QUIRE_ENGINE__DRAFTS", "false")
     assert companion not in quire("pull", model).stdout
@@ -188,13 +189,17 @@ def test_a_model_without_a_head_is_fetched_with_its_companion(
     assert last == f"It is here: `quire serve {model}` serves it."
     assert f"{commit}/model.safetensors" in hub.fetched
     assert quire("pull", model).stdout.splitlines()[-2].endswith(": it is here")
-    listed = json.loads(quire("models", "--json").stdout)["models"]
-    assert [each["served"] for each in listed if each["name"] in (model, companion)] == [
+    own, head = json.loads(quire("models", "--json").stdout)["models"]
+    assert (own["name"], own["served"], head["name"], head["served"]) == (
+        model,
         True,
+        companion,
         False,
-    ]
-    assert "the head that drafts" in listed[1]["reason"]
-    assert "drafts: of text, and by the model's head (" in quire("plan", model).stdout
+    )
+    assert "the head that drafts" in head["reason"]
+    for named in ("", f"{companion}@{commit}"):
+        monkeypatch.setenv("QUIRE_ENGINE__DRAFT_MODEL", named)
+        assert "drafts: of text, and by the model's head (" in quire("plan", model).stdout
 
 
 def test_a_companion_is_fetched_by_its_own_name_and_a_head_beside_the_model_with_it(
