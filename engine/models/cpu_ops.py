@@ -24,6 +24,7 @@ from engine.models.tensors import (
     AttentionTensors,
     DeltaTensors,
     DenseTensors,
+    DraftTensors,
     Matrix,
     MixtureTensors,
     MlpTensors,
@@ -150,6 +151,26 @@ class PackedLayer:
     mlp_post_norm: mx.array | None
 
 
+@dataclass(frozen=True, slots=True)
+class PackedDraft:
+    """The packed weights of the head for drafts, without those of its layer."""
+
+    join: metal_ext.PackedLinear
+    embedding_norm: mx.array
+    hidden_norm: mx.array
+    norm: mx.array
+
+    @classmethod
+    def of(
+        cls,
+        at: DraftTensors,
+        products: Mapping[str, metal_ext.PackedLinear],
+        vectors: Mapping[str, mx.array],
+    ) -> "PackedDraft":
+        norms = (at.embedding_norm, at.hidden_norm, at.norm)
+        return cls(products[at.join.name], *(vectors[norm.name] for norm in norms))
+
+
 class CpuOps:
     """Implements Ops (forward.py) on a CPU."""
 
@@ -220,12 +241,8 @@ class CpuOps:
             )
             for layer, at in zip(spec.all_layers, tensors.all_layers, strict=True)
         ]
-        if (draft := tensors.draft) is not None:
-            self._join = products[draft.join.name]
-            norms = (draft.embedding_norm, draft.hidden_norm, draft.norm)
-            self._embedding_norm, self._hidden_norm, self._draft_norm = (
-                vectors[norm.name] for norm in norms
-            )
+        if tensors.draft is not None:
+            self._draft = PackedDraft.of(tensors.draft, products, vectors)
         self._embedding = products[tensors.embedding.name]
         self._norm = vectors[tensors.norm.name]
         self._head = products[(tensors.head or tensors.embedding).name]
@@ -287,12 +304,16 @@ class CpuOps:
 
     def join(self, token_ids: mx.array, before: mx.array) -> mx.array:
         eps, workers = self._eps, self._workers
-        embedded = metal_ext.rms_norm(self.embed(token_ids), self._embedding_norm, eps, workers)
-        states = metal_ext.rms_norm(before, self._hidden_norm, eps, workers)
-        return metal_ext.linear(mx.concatenate([embedded, states], axis=1), self._join, workers)
+        embedded = metal_ext.rms_norm(
+            self.embed(token_ids), self._draft.embedding_norm, eps, workers
+        )
+        states = metal_ext.rms_norm(before, self._draft.hidden_norm, eps, workers)
+        return metal_ext.linear(
+            mx.concatenate([embedded, states], axis=1), self._draft.join, workers
+        )
 
     def draft_norm(self, x: mx.array) -> mx.array:
-        return metal_ext.rms_norm(x, self._draft_norm, self._eps, self._workers)
+        return metal_ext.rms_norm(x, self._draft.norm, self._eps, self._workers)
 
 
 class RotatedCpuOps(MlxOps):
