@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from engine.step.draft_head import DraftHead
 from engine.step.row_costs import RowCosts
-from engine.step.sequence import Sequence
+from engine.step.sequence import Acceptance, Sequence
 
 MAX_DRAFTS = 7
 # Deeper drafts of a head are rarely kept, as it was trained for one or two.
@@ -58,6 +58,8 @@ class Drafts:
     def __init__(self, costs: RowCosts, head: DraftHead | None = None) -> None:
         self.costs = costs
         self._head = head
+        self._head_drafts = Acceptance()
+        """Of all sequences: what a new one begins with."""
         self._steps = 0
         self._has_run_head = False
         """Whether the head has run since the last observed step."""
@@ -72,8 +74,8 @@ class Drafts:
         likely = sequence.likely_next(min(room, MAX_DRAFTS))
         by_text = self._by_text(sequence, len(likely), running)
         by_head = self._by_head(sequence, min(room, MAX_HEAD_DRAFTS) if idle else 0, running)
-        is_text = by_text >= by_head
-        sequence.drafted_by = sequence.text_drafts if is_text else sequence.head_drafts
+        is_head = by_head > by_text
+        sequence.drafted_by = self._of_head(sequence) if is_head else sequence.text_drafts
         return max(by_text, by_head).depth
 
     def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
@@ -97,11 +99,18 @@ class Drafts:
 
     def note(self, sequence: Sequence, drafts: int, kept: int) -> None:
         sequence.drafted_by.note(drafts, kept)
+        if sequence.drafted_by is sequence.head_drafts:
+            self._head_drafts.note(drafts, kept)
 
     def observe(self, rows: int, seconds: float, interval_s: float) -> None:
         self.costs.observe(rows, seconds if self._has_run_head else interval_s)
         self._has_run_head = False
         self._steps += 1
+
+    def _of_head(self, sequence: Sequence) -> Acceptance:
+        if sequence.head_drafts is None:
+            sequence.head_drafts = Acceptance(self._head_drafts.share)
+        return sequence.head_drafts
 
     def _by_text(self, sequence: Sequence, limit: int, running: int) -> _Choice:
         """Choose a depth for one sequence beside others that draft nothing."""
@@ -117,7 +126,7 @@ class Drafts:
 
     def _by_head(self, sequence: Sequence, limit: int, running: int) -> _Choice:
         """Choose a depth, as if all running sequences drafted alike."""
-        best, acceptance = _Choice(LEAST_GAIN, 0), sequence.head_drafts
+        best, acceptance = _Choice(LEAST_GAIN, 0), self._of_head(sequence)
         is_plain = self._steps % MEASURED_STEPS < PLAIN_STEPS or not self.costs.knows(running)
         if self._head is None or is_plain:
             return best

@@ -131,7 +131,8 @@ class Sequence:
     steps_rested: int = 0
     """The number of steps in a row that the sequence has sat out because of costly masks."""
     text_drafts: Acceptance = field(default_factory=Acceptance)
-    head_drafts: Acceptance = field(default_factory=Acceptance)
+    head_drafts: Acceptance | None = None
+    """Those of the model's head, from the first time on that these are thought of."""
     drafted_by: Acceptance = field(init=False)
     """The source of the newest drafts: one of the two above."""
     accepted_drafts: int = 0

@@ -17,7 +17,7 @@ from engine.step.drafts import (
     Drafts,
 )
 from engine.step.row_costs import RowCosts
-from engine.step.sequence import Sequence
+from engine.step.sequence import Acceptance, Sequence
 from engine.types import Request, SamplingParams
 
 TEXT = [*range(100, 140)]
@@ -169,7 +169,7 @@ def with_head(share: float, pass_cost: float = 0.05, most: int = 40) -> Drafts:
 
 def head_depth(drafter: Drafts, share: float = 0.8, running: int = 1, room: int = 100) -> int:
     one = sequence([1], [2])
-    one.head_drafts.share = share
+    one.head_drafts = Acceptance(share)
     return drafter.depth(one, room, running, idle=True)
 
 
@@ -198,7 +198,7 @@ def test_drafts_of_a_head_and_of_texts_keep_their_order() -> None:
     text = tuple(TEXT[1:4])
     assert drafter.propose(wanted) == [text, (51, 52, 53), text]
     drafter.note(own, 3, 0)
-    assert own.head_drafts.share < own.text_drafts.share
+    assert own.drafted_by.share < own.text_drafts.share
 
 
 def test_steps_without_drafts_are_measured_now_and_then() -> None:
@@ -229,3 +229,4 @@ def test_a_head_whose_drafts_are_rejected_rests() -> None:
         drafter.note(one, depths[-1], 0)
     assert depths[0] > 0
     assert sum(depth > 0 for depth in depths[30:]) <= 3, "it is tried now and then"
+    assert drafter.depth(sequence([5], [6]), 4, 1, idle=True) == 0, "another sequence knows it"
