@@ -177,7 +177,8 @@ class PrefixReport:
 
 
 class DraftReport(NamedTuple):
-    """The number of drafts of an answer that were kept, and that were rejected."""
+    """The number of an answer's drafts that were kept, and that were rejected: those of a
+    prediction or of what was said, not those of the model's head."""
 
     accepted: int
     rejected: int

@@ -320,8 +320,9 @@ class Scheduler:
             self.kv.commit(sequence.seq_id, [*sequence.token_ids[start:stop], *kept])
             if start < sequence.num_prompt:
                 self.counters.prompt_tokens += min(stop, sequence.num_prompt) - start
-            sequence.accepted_drafts += len(kept)
-            sequence.rejected_drafts += entry.drafts - len(kept)
+            if sequence.drafted_by is sequence.text_drafts:
+                sequence.accepted_drafts += len(kept)
+                sequence.rejected_drafts += entry.drafts - len(kept)
             self.counters.drafted_tokens += entry.drafts
             self.counters.accepted_tokens += len(kept)
             if entry.drafts and self.drafter is not None:

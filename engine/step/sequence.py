@@ -136,6 +136,7 @@ class Sequence:
     drafted_by: Acceptance = field(init=False)
     """The source of the newest drafts: one of the two above."""
     accepted_drafts: int = 0
+    """The number of kept drafts of texts. Likewise ``rejected_drafts``."""
     rejected_drafts: int = 0
     scored: list[TokenLogprobs] = field(default_factory=list)
     """The scores of prompt tokens so far, from the second token on; kept through preemptions."""

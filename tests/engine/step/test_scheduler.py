@@ -6,6 +6,7 @@ import pytest
 
 from engine.step.plan import NOT_FINITE, Token, Verified
 from engine.step.scheduler import Scheduler
+from engine.step.sequence import Acceptance
 from engine.step.sequence import Sequence as RunningSequence
 from engine.step.token_budget import TokenBudget
 from engine.types import (
@@ -441,3 +442,18 @@ def test_nobody_drafts_while_a_prompt_is_computed() -> None:
         assert [(entry.seq_id, entry.drafts) for entry in ahead.entries] == [(1, 0), (2, 0)]
         s.commit(flying, [Token(7)])
         flying = ahead
+
+
+@pytest.mark.parametrize("by_head", [False, True])
+def test_a_client_is_told_of_drafts_of_texts_alone(by_head: bool) -> None:
+    s, _ = scheduler()
+    s.add(request(1, 3, max_tokens=30))
+    run_step(s)
+    (sequence,), _ = s.sequences
+    sequence.head_drafts = Acceptance()
+    if by_head:
+        sequence.drafted_by = sequence.head_drafts
+    s.drafter = DraftsOf({1})
+    events = s.commit(s.schedule(), [ALL_KEPT])
+    assert events[-1].drafts == (None if by_head else (2, 0))
+    assert s.counters.accepted_tokens == 2
