@@ -291,14 +291,7 @@ def build_engine(
         embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
         weights=model.weights,
         journal=journal,
-        costs=RowCosts(
-            CostsFile(
-                digest,
-                plan.kv_backend.kv_backend,
-                "" if plan.on_gpu else plan.instruction_set,
-                0 if plan.on_gpu else plan.threads,
-            )
-        ),
+        costs=RowCosts(CostsFile(digest, plan.device)),
         draft_model=None if plan.checkpoint.spec.draft is None else model,
     )
 
@@ -361,16 +354,11 @@ def assemble(
     )
     costs = RowCosts() if costs is None else costs
     scheduler = new_scheduler(kv, limits, config, on_gpu=on_gpu)
+    pools = embedding_size is not None
     loop = EngineLoop(
         scheduler,
         kv,
-        ModelRunner(
-            model,
-            kv,
-            pools=embedding_size is not None,
-            workers=workers,
-            takes_whole_steps=on_gpu,
-        ),
+        ModelRunner(model, kv, pools=pools, workers=workers, takes_whole_steps=on_gpu),
         config,
         emit=emit,
         mlx_memory=mlx_memory,

@@ -9,9 +9,7 @@ import math
 import os
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Any
 
-from kvcache.backends.choice import KVBackend
 from kvcache.backends.faults import write_record
 from kvcache.selftest.machine import this_machine
 from kvcache.user_folders import cache_folder
@@ -21,8 +19,7 @@ log = logging.getLogger(__name__)
 # The weight of one measured step or pass in an average.
 STEP_WEIGHT = 0.2
 # Until it is measured: what a row adds to a step, as a share of a step of one row, and what a draft
-# pass takes, as a share of a step with as many rows. A pass reads one layer and the model's head,
-# 0.07 (27B) to 0.2 (4B) of the weights.
+# pass takes, as a share of a step with as many rows.
 FIRST_ROW_COST, FIRST_PASS_COST = 0.1, 0.1
 # The file is written at most once in this time, and at the engine's end.
 SAVE_INTERVAL_S = 60.0
@@ -43,8 +40,8 @@ class CostTable:
         self.seconds[rows] = before + STEP_WEIGHT * (seconds - before)
 
     def __getitem__(self, rows: int) -> float:
-        if not self.seconds:
-            return self._assumed(rows)
+        if rows in self.seconds or not self.seconds:
+            return self.seconds.get(rows) or self._assumed(rows)
         nearest = min(self.seconds, key=lambda known: abs(known - rows))
         return self.seconds[nearest] * self._assumed(rows) / self._assumed(nearest)
 
@@ -101,34 +98,24 @@ class RowCosts:
 class CostsFile:
     """Keeps a model's costs for the next process that computes it in the same way."""
 
-    def __init__(
-        self, model: bytes, kv_backend: KVBackend, instruction_set: str, threads: int
-    ) -> None:
-        """``model`` is the model's digest. On a GPU, the instruction set is "" and there are 0
-        threads."""
-        self._about: dict[str, Any] = {
-            "model": model.hex(),
-            "kv_backend": str(kv_backend),
-            "instruction_set": instruction_set,
-            "threads": threads,
-            **this_machine().as_json(),
-        }
+    def __init__(self, model: bytes, device: str) -> None:
+        """``model`` is the model's digest. ``device`` tells the KV backend, and the instruction set
+        and number of threads of a CPU."""
+        self._about = {"model": model.hex(), "device": device, **this_machine().as_json()}
         key = sha256(json.dumps(self._about, sort_keys=True).encode()).hexdigest()
         self._name = f"costs-{key[:16]}.json"
 
     def read(self) -> tuple[Seconds, Seconds]:
         """Return the times of steps and of draft passes; none from a file that is not right."""
-        path = None
         try:
-            path = cache_folder() / self._name
-            record = json.loads(path.read_bytes())
+            record = json.loads((cache_folder() / self._name).read_bytes())
             if {name: record.get(name) for name in self._about} != self._about:
                 raise ValueError("it is about another model or machine")
             return _times(record["steps"]), _times(record["passes"])
         except FileNotFoundError:
             return {}, {}
         except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("the costs of steps are learnt anew: %s: %r", path, error)
+            log.warning("the costs of steps are learnt anew: %s: %r", self._name, error)
             return {}, {}
 
     def write(self, steps: Seconds, passes: Seconds) -> None:

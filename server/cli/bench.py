@@ -100,10 +100,8 @@ async def _measure(client: EngineClient) -> dict[str, Any]:
         buffers = after.command_buffers - before.command_buffers
         figures["command_buffers_per_step"][count] = buffers / max(1, after.steps - before.steps)
     stats = client.stats
-    return figures | {
-        "mlx_peak_bytes": stats.mlx.peak_bytes,
-        "drafting": stats.drafting.name.lower(),
-    }
+    drafting = stats.drafting.name.lower()
+    return figures | {"mlx_peak_bytes": stats.mlx.peak_bytes, "drafting": drafting}
 
 
 async def _wait_for_first_tokens(streams: Sequence[TokenStream]) -> None:

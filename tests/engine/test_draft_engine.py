@@ -1,11 +1,13 @@
 """Drafts in a whole engine: the same tokens in fewer steps."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.types import DraftReport, SamplingParams, TokenEvent
+from kvcache.user_folders import cache_folder
 from tests.engines import CONFIG, built_loop, request_of, run_dry
 
 ANSWER_TOKENS = 60
@@ -52,3 +54,25 @@ def test_a_wrong_prediction_gives_the_same_tokens(tiny_model: Path, wrong_at: in
 def test_predictions_are_not_read_where_drafts_are_off(tiny_model: Path) -> None:
     plain, steps, _ = answer_to(tiny_model, [], drafts=False)
     assert answer_to(tiny_model, plain, drafts=False) == (plain, steps, None)
+
+
+def test_an_engine_that_restarts_begins_with_the_costs_that_it_learnt(tiny_model: Path) -> None:
+    plain, steps, _ = answer_to(tiny_model, [], drafts=False)
+    assert answer_to(tiny_model, plain, drafts=True)[0] == plain
+    (file,) = cache_folder().glob("costs-*")
+    record = json.loads(file.read_text())
+    assert "8" in record["steps"]
+    file.write_text(json.dumps(record | {"steps": {"1": 1.0, "2": 9.0, "8": 99.0}}))
+    assert answer_to(tiny_model, plain, drafts=True) == (plain, steps, None)
+
+
+def test_an_idle_engine_writes_its_costs_down(tiny_model: Path) -> None:
+    config = replace(CONFIG, page_bytes=None, kv_budget_bytes=None, idle_release_s=0.0, drafts=True)
+    loop = built_loop(tiny_model, config, lambda _: None)
+    loop.mailbox.put(request_of(1, PROMPT, SamplingParams(20)))
+    run_dry(loop)
+    assert not list(cache_folder().glob("costs-*")), "a step is not delayed"
+    for _ in range(3):
+        loop.run_once()
+    assert list(cache_folder().glob("costs-*"))
+    loop.close()
