@@ -87,6 +87,17 @@ def test_a_cache_that_is_too_small_is_no_proof(changes: dict[str, Any]) -> None:
     loop.close()
 
 
+@pytest.mark.parametrize("granted", [0, 1])
+def test_memory_that_is_short_meanwhile_is_no_proof(
+    granted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = recall_loop(lambda _: None)
+    reserve, left = loop._kv.reserve, iter([True] * granted)
+    monkeypatch.setattr(loop._kv, "reserve", lambda *each: next(left, False) and reserve(*each))
+    assert "too small" in fault_of(loop)
+    loop.close()
+
+
 def test_states_that_drafts_leave_behind_are_part_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
