@@ -1,6 +1,7 @@
 """Makes the demo model from text/: tokenizer, training, saving, evaluation.
 
     python configs/demo/train.py              trains and writes configs/demo/model/, then evaluates
+    python configs/demo/train.py --head       trains the MTP head of the model that is there
     python configs/demo/train.py --evaluate   answers questions.json with the model that is there
 
 The same seed gives the same samples in the same order; the weights then differ only by how the
@@ -8,10 +9,6 @@ BLAS library rounds on the machine.
 """
 
 from __future__ import annotations
-
-# isort: off
-import metal_ext  # noqa: F401  # loads the fast BLAS before mlx
-# isort: on
 
 import argparse
 import json
@@ -21,27 +18,30 @@ import random
 import re
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 from corpus import Chat, Corpus, normalise
+from draft_head import Head, head_loss
 from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm import load, stream_generate
+from mlx_lm.generate import GenerationResponse
 from mlx_lm.models.qwen3 import Model, ModelArgs
-from mlx_lm.sample_utils import make_sampler
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 HERE = Path(__file__).resolve().parent
 VOCAB_SIZE = 2304
 MAX_POSITIONS = 4096
+MAX_ANSWER = 250
 # Qwen3's own tokens, in its order. Thoughts and tools are ordinary text there, not special.
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP_TOKENS = (
@@ -88,6 +88,13 @@ class Settings:
     dropout: float = 0.1
     short_share: float = 0.6
     short_tokens: int = 14
+
+
+HEAD_FILE, PREFIX = "mtp.safetensors", "mtp."
+# The head learns how answers go on, so it sees them whole.
+HEAD = Settings(
+    steps=840, batch_tokens=1024, max_tokens=256, learning_rate=2e-3, warmup_steps=30, short_share=0
+)
 
 
 # -- tokenizer -----------------------------------------------------------------------------------
@@ -270,6 +277,8 @@ def _batch(samples: list[tuple[list[int], int]], length: int) -> Batch:
 
 # -- training ------------------------------------------------------------------------------------
 
+Loss = Callable[[Batch], mx.array]
+
 
 def dropped(x: mx.array, rate: float, of_tokens: bool = False) -> mx.array:
     """x[rows, length, hidden] with some elements, or whole tokens, set to zero."""
@@ -306,13 +315,30 @@ def train(corpus: Corpus, encode: Encoder, settings: Settings) -> Model:
     """The trained model, in fp32."""
     mx.random.seed(settings.seed)
     model = Model(ARGS)
+    stream = batches(corpus, encode, settings)
+    fit(model, lambda batch: loss_of(model, batch, settings.dropout), stream, settings)
+    return model
+
+
+def train_head(trunk: Model, corpus: Corpus, encode: Encoder, settings: Settings) -> Head:
+    """The trained head, in fp32. It begins as the trunk's last layer; the trunk stays as it is."""
+    mx.random.seed(settings.seed)
+    head = Head(ARGS)
+    head.layers[0].update(trunk.model.layers[-1].parameters())
+    head.norm.update(trunk.model.norm.parameters())
+    head.fc.weight = 0.3 * head.fc.weight + mx.tile(mx.eye(ARGS.hidden_size), 2)
+    stream = batches(corpus, encode, settings)
+    fit(head, lambda batch: head_loss(head, trunk, batch.ids, batch.places), stream, settings)
+    return head
+
+
+def fit(model: nn.Module, loss_of: Loss, stream: Iterator[Batch], settings: Settings) -> None:
     optimizer = make_optimizer(settings)
     gradients_of = value_and_grad(model, loss_of)
-    stream = batches(corpus, encode, settings)
     started, tokens, mean = time.monotonic(), 0, math.nan
     for step in range(1, settings.steps + 1):
         batch = next(stream)
-        loss, gradients = gradients_of(model, batch, settings.dropout)
+        loss, gradients = gradients_of(batch)
         gradients, _ = optim.clip_grad_norm(gradients, 1.0)  # type: ignore[no-untyped-call]
         optimizer.update(model, gradients)
         mx.eval(model.parameters(), optimizer.state, loss)
@@ -322,14 +348,13 @@ def train(corpus: Corpus, encode: Encoder, settings: Settings) -> Model:
             seconds = time.monotonic() - started
             speed = tokens / seconds
             log.info("step %d loss %.4f %.0f s %.0f tokens/s", step, mean, seconds, speed)
-    return model
 
 
-def save(model: Model, folder: Path) -> None:
+def save(model: nn.Module, file: Path, prefix: str = "") -> None:
     """The weights in bf16, under their names on the hub."""
     halves = tree_map(lambda w: w.astype(mx.bfloat16), model.parameters())
-    weights = dict(tree_flatten(halves))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    weights = {prefix + name: array for name, array in tree_flatten(halves)}
+    mx.save_safetensors(str(file), weights, metadata={"format": "mlx"})
 
 
 # -- evaluation ----------------------------------------------------------------------------------
@@ -347,7 +372,8 @@ def evaluate(folder: Path, questions: Path, corpus: Corpus, verbose: bool) -> bo
         basic = case.get("basic", False)
         if not basic and len(messages) == 1 and normalise(question) in seen:
             raise ValueError(f"not held out: {question}")
-        text, ended = answer(model, tokenizer, messages, thinking)
+        _, parts = answer(model, tokenizer, case, mx.zeros((MAX_ANSWER + 1, 1)))
+        text, ended = "".join(part.text for part in parts), parts[-1].finish_reason == "stop"
         good = ended and is_right(text, thinking, case["must_match"])
         right["basic" if basic else "held out"].append(good)
         if not basic:
@@ -360,17 +386,44 @@ def evaluate(folder: Path, questions: Path, corpus: Corpus, verbose: bool) -> bo
 
 
 def answer(
-    model: Model, tokenizer: Any, messages: list[dict[str, str]], thinking: bool
-) -> tuple[str, bool]:
-    """The greedy answer, thoughts included, and whether it ended by itself."""
-    prompt = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, enable_thinking=thinking
+    model: Model, tokenizer: Any, case: dict[str, Any], noise: mx.array
+) -> tuple[list[int], list[GenerationResponse]]:
+    """The prompt's ids and the answer's parts, thoughts included. `noise` has a row for each id."""
+    prompt: list[int] = tokenizer.apply_chat_template(
+        case["messages"], add_generation_prompt=True, enable_thinking=case["enable_thinking"]
     )
-    text, reason = "", None
-    for part in stream_generate(model, tokenizer, prompt, 250, sampler=make_sampler(temp=0.0)):
-        text += part.text
-        reason = part.finish_reason
-    return text, reason == "stop"
+    rows = iter(noise)
+    parts = stream_generate(
+        model, tokenizer, prompt, MAX_ANSWER, sampler=lambda row: mx.argmax(row + next(rows), -1)
+    )
+    return prompt, [*parts]
+
+
+def evaluate_head(folder: Path, questions: Path) -> None:
+    """Prints how often the model's answers have all of the head's first 1, 2 and 3 drafts."""
+    trunk, tokenizer, *_ = load(str(folder))
+    head, arrays = Head(ARGS), cast(dict[str, mx.array], mx.load(str(folder / HEAD_FILE)))
+    head.load_weights([(name.removeprefix(PREFIX), array) for name, array in arrays.items()])
+    for module in (trunk, head):
+        module.set_dtype(mx.float32)
+    mx.random.seed(0)
+    for temperature in (0.0, 0.7):
+        kept: dict[int, list[bool]] = defaultdict(list)
+        for case in json.loads(questions.read_text(encoding="utf-8")):
+            # As in the engine, a token and its draft are drawn with the same noise.
+            noise = temperature * mx.random.gumbel((MAX_ANSWER + 1, VOCAB_SIZE))
+            prompt, parts = answer(trunk, tokenizer, case, noise)
+            said = [part.token for part in parts]
+            ids = mx.array([prompt + said])
+            run = np.ones(len(said), dtype=bool)
+            passes = head(trunk.model.embed_tokens(ids), trunk.model(ids))
+            for number, states in enumerate(passes):
+                logits = trunk.model.embed_tokens.as_linear(states[0, len(prompt) : -1])
+                drafts = mx.argmax(logits + noise[1 : len(said)], axis=-1)
+                run = run[:-1] & (np.array(drafts) == said[1:])[number:]
+                kept[number] += run.tolist()
+        shares = ", ".join(f"{sum(marks) / len(marks):.1%}" for marks in kept.values())
+        print(f"temperature {temperature}, drafts kept: at least 1, 2, 3: {shares}")
 
 
 def is_right(text: str, thinking: bool, must_match: list[str]) -> bool:
@@ -385,6 +438,7 @@ def is_right(text: str, thinking: bool, must_match: list[str]) -> bool:
 def main() -> int:
     """Command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--head", action="store_true", help="train the head alone")
     parser.add_argument("--evaluate", action="store_true", help="do not train")
     parser.add_argument("--output", type=Path, default=HERE / "model", help="the model's folder")
     parser.add_argument("--questions", type=Path, default=HERE / "questions.json")
@@ -396,15 +450,21 @@ def main() -> int:
     mx.set_default_device(mx.cpu)
     mx.disable_compile()  # a compiled function would call the C++ compiler at run time
     corpus = Corpus(HERE / "text")
-    if not options.evaluate:
-        settings = Settings(steps=options.steps, seed=options.seed)
+    settings = Settings(steps=options.steps, seed=options.seed)
+    if not (options.head or options.evaluate):
         write_folder(make_tokenizer(corpus, random.Random(settings.seed)), options.output)
         encode = Encoder(options.output)
         rng = random.Random(settings.seed)
         for _ in range(200):
             encode.check(corpus.chat(rng))
             encode.check(corpus.tool_chat(rng))
-        save(train(corpus, encode, settings), options.output)
+        save(train(corpus, encode, settings), options.output / "model.safetensors")
+    if not options.evaluate:
+        trunk, *_ = load(str(options.output))
+        trunk.set_dtype(mx.float32)
+        head = train_head(trunk, corpus, Encoder(options.output), replace(HEAD, seed=options.seed))
+        save(head, options.output / HEAD_FILE, PREFIX)
+    evaluate_head(options.output, options.questions)
     return 0 if evaluate(options.output, options.questions, corpus, options.verbose) else 1
 
 

@@ -3,8 +3,9 @@
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
+import mlx.core as mx
 import pytest
 from openai import OpenAI
 
@@ -60,6 +61,19 @@ def test_the_model_is_small_and_has_the_template_that_it_was_trained_with() -> N
     assert sum(path.stat().st_size for path in files) < MAX_MODEL_BYTES
     template = (MODEL / "chat_template.jinja").read_text()
     assert template == (FOLDER / "chat_template.jinja").read_text()
+
+
+def test_the_head_beside_the_model_has_the_names_and_shapes_of_one_more_layer() -> None:
+    model, head = (
+        cast(dict[str, mx.array], mx.load(str(MODEL / name)))
+        for name in ("model.safetensors", "mtp.safetensors")
+    )
+    layer = {name: array.shape for name, array in model.items() if ".layers.0." in name}
+    norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    expected = {name.replace("model.", "mtp.", 1): shape for name, shape in layer.items()}
+    expected |= {f"mtp.{norm}.weight": (256,) for norm in norms} | {"mtp.fc.weight": (256, 512)}
+    assert {name: array.shape for name, array in head.items()} == expected
+    assert {array.dtype for array in head.values()} == {mx.bfloat16}
 
 
 def test_the_basics_are_what_a_newcomer_asks() -> None:
