@@ -345,9 +345,9 @@ class MetalKVBackend:
     ) -> MetalStateRows:
         """Returns the state slots of a step. ``segments`` holds ``(count, read, writes)`` of each
         sequence in the order of the rows. ``read`` is a slot, or None for zeros. ``writes`` holds
-        ``(n, slot)``, ascending: the slot gets the states after n rows. The last n is ``count``;
-        its slot may be the slot that is read. Raises RuntimeError if a slot is read before any
-        write, is written twice, or may be used by another sequence's step."""
+        ``(n, slot)``, ascending: the slot gets the states after n rows; rows after the last n are
+        drafts. The last slot may be the slot that is read. Raises RuntimeError if a slot is read
+        before any write, is written twice, or may be used by another sequence's step."""
     def copy_block(
         self,
         mapper: Mapper,
@@ -464,8 +464,8 @@ class StateRows:
         """``segments`` has ``(count, read, [(n, write), ...])`` of each sequence in the order of
         the rows. ``read`` is the address of the slot with the states before the rows, or 0 for
         zeros. The slot at address ``write`` gets the states after the first n rows. The n ascend;
-        the last is ``count``, and its ``write`` may equal ``read``. Raises IndexError if a slot is
-        in none of ``memories``."""
+        rows after the last are drafts. The last ``write`` may equal ``read``. Raises IndexError if
+        a slot is in none of ``memories``."""
     def __len__(self) -> int: ...
 
 class GatedDelta:

@@ -118,7 +118,9 @@ struct DeltaSegment {
   uint32_t reads;        // 1 to start from the slot, 0 to start from zeros
   uint32_t first;        // index of the segment's first row in the step
   uint32_t count;
-  uint32_t first_write;  // index of the segment's first write; the last write is after all rows
+  uint32_t first_write;  // index of the segment's first write
+  uint32_t writes;       // number of writes; the state after the rows behind the last is not kept
+  uint32_t unused;
 };
 
 // An instruction to write the states to `slot` after the segment's first `rows` rows.

@@ -116,6 +116,7 @@ template <typename T, int D, Rows kind>
   }
 
   uint next_write = segment.first_write;
+  const uint end_write = segment.first_write + segment.writes;
   for (uint token = 0; token < segment.count; ++token) {
     const ulong row = segment.first + token;
     for (uint i = thread_index; i < 3 * D; i += kDeltaThreads) {
@@ -172,7 +173,7 @@ template <typename T, int D, Rows kind>
       out[at] = static_cast<T>(made[i] * scale * norm[i] * silu(float(z[at])));
     }
 
-    if (token + 1 == writes[next_write].rows) {
+    if (next_write < end_write && token + 1 == writes[next_write].rows) {
       device float* target = reinterpret_cast<device float*>(
           slot_at<kind>(arena, writes[next_write].slot, arguments));
       QUIRE_UNROLL
@@ -208,14 +209,12 @@ template <typename T, int D, Rows kind>
   const ulong begun = reads ? segment.read : writes[segment.first_write].slot;
   const device uchar* slot = slot_at<kind>(arena, begun, arguments);
   const device T* tail = tail_of<T, D>(slot, arguments);
-  uint next_write = segment.first_write;
-  uint rows = 0;
-  while (rows < segment.count) {
-    rows = writes[next_write].rows;
-    device T* target = const_cast<device T*>(tail_of<T, D>(
-        slot_at<kind>(arena, writes[next_write].slot, arguments), arguments));
+  for (uint write = 0; write < segment.writes; ++write) {
+    const DeltaWrite its = writes[segment.first_write + write];
+    device T* target = const_cast<device T*>(
+        tail_of<T, D>(slot_at<kind>(arena, its.slot, arguments), arguments));
     for (uint i = 0; i < kept; ++i) {  // in ascending order, a tail can be shifted in place
-      const uint place = rows + i;
+      const uint place = its.rows + i;
       T x = static_cast<T>(0.0f);
       if (place >= kept) {
         x = qkv[(ulong(segment.first) + place - kept) * width + at.x];
@@ -224,6 +223,5 @@ template <typename T, int D, Rows kind>
       }
       target[ulong(i) * width + at.x] = x;
     }
-    ++next_write;
   }
 }

@@ -214,10 +214,9 @@ TEST("what no step may do with slots is refused, and changes nothing") {
           {{1, {}, {{1, 0}}}, {1, 0, {{1, 2}}}});
   refused("slot 6 of 6", {{1, 6, {{1, 0}}}});
   refused("slot 7 of 6", {{1, {}, {{1, 7}}}});
-  refused("after all of its 2 rows", {{2, {}, {{1, 1}}}});
-  refused("after all of its 2 rows", {{2, {}, {}}});
-  refused("ascend to all of its 2 rows", {{2, {}, {{2, 1}, {1, 2}}}});
-  refused("ascend to all of its 2 rows", {{2, {}, {{3, 1}}}});
+  refused("a segment needs a write", {{2, {}, {}}});
+  refused("ascend within its 2 rows", {{2, {}, {{2, 1}, {1, 2}}}});
+  refused("ascend within its 2 rows", {{2, {}, {{3, 1}}}});
   refused("nothing has written it", {{1, 2, {{1, 3}}}});
   refused("slot 4 has no memory", {{1, {}, {{1, 4}}}});
   refused("slot 5 has no memory", {{1, 5, {{1, 0}}}});

@@ -89,9 +89,7 @@ class Slots {
       if (segment.reads != 0) {
         add(segment.read, matrices_, tails_, false);
       }
-      uint32_t rows = 0;
-      for (uint32_t w = segment.first_write; rows < segment.count; ++w) {
-        rows = written_[w].rows;
+      for (uint32_t w = segment.first_write; w < segment.first_write + segment.writes; ++w) {
         if (writes_matrices) {
           add(written_[w].slot, 0, matrices_, true);
         }

@@ -74,6 +74,9 @@ def test_steps_of_ragged_rows_are_the_cpus(kind: str, dtype: mx.Dtype) -> None:
         # From the boundary on the way: what others have is only read.
         [(third.part(0, 4), 0, [(1, 4), (3, 5), (4, 6)]), (one.part(6, 9), 1, [(2, 7), (3, 1)])],
         [(one.part(9, 10), 0, [(1, 3)]), (other, 4, [(12, 4)]), (third.part(4, 5), 5, [(1, 5)])],
+        # Drafts, then what was kept of them and what follows.
+        [(third.part(5, 12), 5, [(1, 5)]), (one.part(10, 12), 3, [(1, 3)])],
+        [(one.part(11, 12), 3, [(1, 3)]), (third.part(6, 12), 5, [(2, 1), (4, 5)])],
     ]
     for segments in plan:
         given = [(rounded(its, dtype), read, writes) for its, read, writes in segments]
@@ -231,9 +234,9 @@ WRONG: dict[str, tuple[Callable[[Step], object], type[Exception], str]] = {
                                  "slot 8 of 8"),
     "a negative slot": (lambda s: s.slots((2, 0, [(2, -1)])), IndexError, "slot is -1"),
     "no rows": (lambda s: s.slots((0, 0, [(0, 3)])), IndexError, "count is 0"),
-    "rows of the step": (lambda s: s.slots((1, 0, [(1, 3)])), ValueError,
-                         "the segments have 1 rows, and the step has 2"),
-    "no last write": (lambda s: s.slots((2, 0, [(1, 3)])), ValueError, "after all of its 2 rows"),
+    "rows of the segments": (lambda s: s.call(rows=s.slots((3, 0, [(3, 3)]))), ValueError,
+                             r"qkv must be \[3, 512\]"),
+    "no write": (lambda s: s.slots((2, 0, [])), ValueError, "a segment needs a write"),
     "a state that nothing has written": (lambda s: s.slots((2, 3, [(2, 4)])), RuntimeError,
                                          "nothing has written it"),
     "a slot of a step in flight": (lambda s: s.slots((2, None, [(2, 2)])), RuntimeError,

@@ -71,7 +71,7 @@ def run(device: Device, slots: Slots, segments: list[Segment], kind: str) -> lis
     )
     for inputs, read, writes in segments:
         slot = 0 if read is None else slots.place(read, kind)
-        begun.append((slot, read is not None, first, len(inputs), len(written)))
+        begun.append((slot, read is not None, first, len(inputs), len(written), len(writes), 0))
         written += [(slots.place(to, kind), rows, 0) for rows, to in writes]
         first += len(inputs)
     rows = np.array(begun, DELTA_SEGMENT), np.array(written, DELTA_WRITE)
@@ -149,3 +149,26 @@ def test_no_bit_depends_on_how_tokens_are_cut_or_on_company(device: Device, name
     assert np.array_equal(np.concatenate(made), want)
     assert slots.bits(0) == whole.bits(0)
     assert slots.bits(2) == whole.bits(2), "nothing is written beside the slots"
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_behind_the_last_write_are_computed_and_leave_the_state(
+    device: Device, name: str, kind: str
+) -> None:
+    inputs, begun, other = LAYER.inputs(7), LAYER.state(), LAYER.inputs(6, seed=9)
+    whole, kept = Slots(name), Slots(name)
+    whole.put(0, begun)
+    kept.put(0, begun)
+    (want,) = run(device, whole, [(inputs, 0, [(7, 0)])], kind)
+    company: Segment = (other, None, [(6, 2)])
+    run(device, kept, [(inputs.part(0, 4), 0, [(2, 1), (4, 0)]), company], kind)
+    for order in range(4):
+        slots = Slots(name)
+        slots.put(0, begun)
+        device.set_order(order)
+        made, _ = run(device, slots, [(inputs, 0, [(2, 1), (4, 0)]), company], kind)
+        assert np.array_equal(made, want)
+        assert slots.arena.tobytes() == kept.arena.tobytes()
+    device.set_order(0)

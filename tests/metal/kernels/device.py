@@ -42,7 +42,7 @@ BLOCK = np.dtype(
 DELTA_SEGMENT = np.dtype(
     [
         *(("read", "u8"), ("reads", "u4"), ("first", "u4"), ("count", "u4")),
-        ("first_write", "u4"),
+        *(("first_write", "u4"), ("writes", "u4"), ("unused", "u4")),
     ]
 )
 DELTA_WRITE = np.dtype([("slot", "u8"), ("rows", "u4"), ("unused", "u4")])

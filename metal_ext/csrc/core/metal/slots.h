@@ -21,7 +21,7 @@ struct SlotSegment {
   };
   size_t count;
   std::optional<size_t> read;  // empty for a state of zeros
-  std::vector<Write> writes;   // ascending by rows; the last follows all rows
+  std::vector<Write> writes;   // ascending by rows; the state after later rows is not kept
 };
 
 // A fixed number of state slots, in buffers that are made for their first slot and stay until
@@ -51,8 +51,8 @@ class Slots {
   MTL::Buffer* arena() const;
 
   // Records the slots that a step uses, and checks the rule. Throws std::out_of_range for an
-  // unknown slot, std::invalid_argument unless writes ascend and the last one is after all rows,
-  // std::logic_error for a slot without memory.
+  // unknown slot, std::invalid_argument for a segment without a write, or whose writes do not
+  // ascend, std::logic_error for a slot without memory.
   void use(uint64_t epoch, const std::vector<SlotSegment>& segments);
 
   void drop() { buffers_.clear(); }

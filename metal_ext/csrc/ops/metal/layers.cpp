@@ -117,7 +117,7 @@ std::pair<mx::array, mx::array> device::gated_delta(
   check_rows_of("gated_delta", rows, kv_backend);
   states->require_room(
       offset, delta->shape.state_bytes() + delta->shape.tail_bytes(qkv.itemsize()));
-  check_delta(delta->shape, {qkv, z, a, b}, rows.size(), offset);
+  check_delta(delta->shape, {qkv, z, a, b}, states->size(), offset);
   check_arrays(delta->shape, {qkv, z, a, b});
   const metal::Number type = number_of("qkv", qkv.dtype());
   // Slots have no page tables. The paged kind finds them by address, like the sparse kind.

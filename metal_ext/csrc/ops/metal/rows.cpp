@@ -205,25 +205,19 @@ MetalStateRows::MetalStateRows(
   rows_->require_open("state_rows");
   metal::Slots* const slots = rows_->kv_backend()->memory->slots();
   require<std::invalid_argument>(slots != nullptr, "the backend has no slots");
-  size_t count = 0;
-  for (const metal::SlotSegment& segment : segments) {
-    count += segment.count;
-  }
-  require<std::invalid_argument>(count == rows_->size(), "the segments have ", count,
-                                 " rows, and the step has ", rows_->size());
   slots->use(rows_->epoch(), segments);
   std::vector<metal::DeltaSegment> begun;
   std::vector<metal::DeltaWrite> written;
-  size_t first = 0;
   for (const metal::SlotSegment& segment : segments) {
     begun.push_back(
         {segment.read ? slots->place(*segment.read) : 0, segment.read ? 1u : 0u,
-         narrowed<uint32_t>("rows", first), narrowed<uint32_t>("rows", segment.count),
-         narrowed<uint32_t>("writes", written.size())});
+         narrowed<uint32_t>("rows", size_), narrowed<uint32_t>("rows", segment.count),
+         narrowed<uint32_t>("writes", written.size()),
+         narrowed<uint32_t>("writes", segment.writes.size()), 0});
     for (const metal::SlotSegment::Write& write : segment.writes) {
       written.push_back({slots->place(write.slot), narrowed<uint32_t>("rows", write.rows), 0});
     }
-    first += segment.count;
+    size_ += segment.count;
   }
   segments_ = narrowed<uint32_t>("segments", segments.size());
   std::vector<std::vector<mx::array>> stand_ins;

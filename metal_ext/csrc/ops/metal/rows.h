@@ -88,14 +88,16 @@ void check_rows_of(
     const char* operation, const MetalRows& rows,
     const std::shared_ptr<MetalKVBackend>& kv_backend);
 
-// The state slots that a step's rows read and write on a GPU, for all recurrent layers.
+// The state slots that a step's rows read and write on a GPU, for all recurrent layers. Recurrent
+// layers may have more rows than the step: tokens of earlier steps whose states are not kept yet.
 class MetalStateRows {
  public:
-  // Throws std::invalid_argument unless `segments` cover all rows, and what Slots::use() throws.
+  // Throws what Slots::use() throws.
   MetalStateRows(
       std::shared_ptr<MetalRows> rows, const std::vector<metal::SlotSegment>& segments);
 
   const std::shared_ptr<MetalRows>& rows() const { return rows_; }
+  size_t size() const { return size_; }
   uint32_t segments() const { return segments_; }
   // Throws std::out_of_range unless a slot has `bytes` bytes after the offset.
   void require_room(int64_t offset, size_t bytes) const;
@@ -111,6 +113,7 @@ class MetalStateRows {
   const metal::Slots& slots() const { return *rows_->kv_backend()->memory->slots(); }
 
   const std::shared_ptr<MetalRows> rows_;
+  size_t size_ = 0;
   uint32_t segments_ = 0;
   mx::array begun_;
   mx::array written_;
