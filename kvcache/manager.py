@@ -265,6 +265,7 @@ class KVCacheManager:
         """Return views to compute a token each of ``(seq_id, position)``, which the next step
         computes again. Memory for it is reserved, and it is evaluated before the next step."""
         plan = [StepTokens(seq_id, position, 1) for seq_id, position in tokens]
+        self._finish_mappings()
         views = KVViews(self._layers, self._order, [1] * len(plan), self._issued_epoch)
         for group in self._groups:
             group.preview(plan, views)

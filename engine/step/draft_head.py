@@ -6,6 +6,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from engine.step.plan import Sampling, SamplingState
+from engine.step.runner import cancelling
 from engine.step.sampler import sample
 from engine.step.sequence import Sequence
 from kvcache.manager import KVCacheManager
@@ -36,21 +37,29 @@ class DraftHead:
     def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
         """Return as many drafts as wanted after each sequence's newest token."""
         deepest = sorted(range(len(wanted)), key=lambda number: -wanted[number][1])
-        drafts: list[list[int]] = [[] for _ in wanted]
+        tokens = mx.array([wanted[number][0].token_ids[-1] for number in deepest])
         before: mx.array | None = None
-        for depth in range(wanted[deepest[0]][1]):
-            numbers = [number for number in deepest if wanted[number][1] > depth]
-            rows = [wanted[number][0] for number in numbers]
-            views = self._kv.preview([(row.seq_id, row.num_tokens - 1 + depth) for row in rows])
-            tokens = [(drafts[n] or wanted[n][0].token_ids)[-1] for n in numbers]
-            if before is None:
-                assert views.hidden is not None, "the cache keeps no hidden states"
-                before = views.hidden.first()
-            before = self._model.draft(mx.array(tokens), before[: len(rows)], views)
-            ids = self._sample(self._model.head(before), rows, depth)
-            mx.eval(*views.step_end([ids, before]))
+        drafts: list[list[int]] = [[] for _ in wanted]
+        passes: list[KVViews] = []
+        made: list[mx.array] = []
+        ends: list[mx.array] = []
+        with cancelling(passes):
+            for depth in range(wanted[deepest[0]][1]):
+                rows = [wanted[number][0] for number in deepest if wanted[number][1] > depth]
+                places = [(row.seq_id, row.num_tokens - 1 + depth) for row in rows]
+                views = self._kv.preview(places)
+                passes.append(views)
+                if before is None:
+                    assert views.hidden is not None, "the cache keeps no hidden states"
+                    before = views.hidden.first()
+                before = self._model.draft(tokens[: len(rows)], before[: len(rows)], views)
+                tokens = self._sample(self._model.head(before), rows, depth).astype(mx.int32)
+                made.append(tokens)
+                ends += views.step_end([tokens, before])
+            mx.eval(ends)  # once, since each pass takes its tokens from the one before
+        for ids in made:
             newest: list[int] = ids.tolist()  # type: ignore[assignment]
-            for number, token in zip(numbers, newest, strict=True):
+            for number, token in zip(deepest, newest, strict=False):
                 drafts[number].append(token)
         return [tuple(each) for each in drafts]
 

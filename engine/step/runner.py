@@ -1,8 +1,8 @@
 """Runs plans on the model: builds one MLX graph per step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import mlx.core as mx
@@ -142,23 +142,8 @@ class ModelRunner:
         mx.clear_cache()
         release_free_memory()
 
-    @contextmanager
-    def cancelling(self, views: KVViews) -> Iterator[None]:
-        """If the ``with`` block raises an error, wait for submitted work and cancel the step.
-        Raises EngineFailedError if the wait fails. Raises the error of ``_gpu_error`` without a
-        wait, because the device may still run."""
-        try:
-            yield
-        except Exception as error:
-            if (failed := _gpu_error(error)) is not None:
-                raise failed from error
-            try:
-                mx.synchronize()
-            except Exception as lost:
-                raise _gpu_error(lost) or EngineFailedError("the device is lost") from lost
-            views.cancel()
-            self.has_completed(views.epoch)
-            raise
+    def cancelling(self, views: KVViews) -> AbstractContextManager[None]:
+        return cancelling([views], self.has_completed)
 
     def _build(self, plan: StepPlan, views: KVViews) -> ModelStep:
         tokens, rows = self._batch(plan.entries)
@@ -217,6 +202,28 @@ class ModelRunner:
         self._sampled = samples.arrays[0].astype(mx.int32)
         self._sampled_by = plan.number
         return samples
+
+
+@contextmanager
+def cancelling(
+    steps: SequenceOf[KVViews], note_completed: Callable[[int], None] = lambda _: None
+) -> Iterator[None]:
+    """If the ``with`` block raises an error, wait for submitted work, cancel the steps and note
+    their epochs. Raises EngineFailedError if the wait fails. Raises the error of ``_gpu_error``
+    without a wait, because the device may still run."""
+    try:
+        yield
+    except Exception as error:
+        if (failed := _gpu_error(error)) is not None:
+            raise failed from error
+        try:
+            mx.synchronize()
+        except Exception as lost:
+            raise _gpu_error(lost) or EngineFailedError("the device is lost") from lost
+        for views in steps:
+            views.cancel()
+            note_completed(views.epoch)
+        raise
 
 
 def _gpu_error(error: Exception) -> BackendFailedError | EngineFailedError | None:

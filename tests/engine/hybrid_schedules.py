@@ -36,6 +36,7 @@ from engine.step.draft_head import DraftHead
 from engine.step.drafts import Drafts
 from engine.step.loop import EngineLoop
 from engine.step.row_costs import RowCosts
+from engine.step.runner import ModelRunner
 from engine.step.sequence import Sequence
 from engine.types import FinishReason, PromptBoundaries, Request, SamplingParams, TokenEvent
 from kvcache.backends.posix import NativeStates
@@ -176,7 +177,7 @@ def alone(hybrid: Hybrid, requests: list[Request]) -> Heard:
     heard = Heard()
     loop = engine(hybrid, heard, prefix_cache=False, windows=False)
     if hybrid.has_head:
-        heard.head = NotedHead(hybrid, loop)
+        heard.head = NotedHead(loop)
         loop._scheduler.drafter = Deepest({}, Random(0), 0.0, heard.head)
     for request, number, params in answers_to(requests):
         constraint = deepcopy(request.constraint)
@@ -227,8 +228,11 @@ class Foretold:
 class NotedHead(DraftHead):
     """Notes the logits of each pass."""
 
-    def __init__(self, hybrid: Hybrid, loop: EngineLoop) -> None:
-        super().__init__(hybrid.model, loop._kv, hybrid.workers)
+    def __init__(self, loop: EngineLoop) -> None:
+        runner = loop._runner
+        assert isinstance(runner, ModelRunner)
+        assert isinstance(runner._model, Forward)
+        super().__init__(runner._model, loop._kv, runner._workers)
         self.logits: dict[tuple[int, int, int], bytes] = {}
         """By sequence, number of its tokens, and number of the pass."""
 
@@ -322,7 +326,7 @@ def schedule(hybrid: Hybrid, seed: int) -> Counter[str]:
         loop._scheduler.drafter = Drafts(RowCosts())
     elif way != "none":
         if way == "head" and hybrid.has_head:
-            heard.head = NotedHead(hybrid, loop)
+            heard.head = NotedHead(loop)
         answers = {number: reference.tokens(number) for number in numbers}
         mistakes = rng.choice((0.0, 0.3, 0.7))
         loop._scheduler.drafter = Foretold(answers, rng, mistakes, heard.head)

@@ -3,11 +3,13 @@ ordered end of everything."""
 
 import asyncio
 import logging
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import mlx.core as mx
@@ -29,6 +31,7 @@ from engine.types import Drafting, EngineFailedError, FinishReason, Request, Sam
 from kvcache.backends.choice import KVBackend, KVBackendChoice
 from kvcache.backends.faults import FaultMemory, GPUFailure
 from kvcache.layout import LayoutError
+from tests.engine.hybrid_schedules import Foretold, NotedHead
 from tests.engine.models.forwards import prompt as random_prompt
 from tests.engine.models.hybrids import write_hybrid
 from tests.engine.models.test_forward import LLAMA3, YARN
@@ -42,6 +45,8 @@ from tests.reference import load_reference
 
 SPEC = replace(SMALL, num_hidden_layers=2, head_dim=64)
 DELTA_DIMS: dict[str, Any] = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+DRAFTED = replace(SPEC, num_hidden_layers=3)
+WITH_HEAD: dict[str, Any] = {"gain": 3.0, "head": "mtp"} | DELTA_DIMS
 METAL = "[METAL] Command buffer execution failed: "
 KINDS = (KVBackend.SPARSE, KVBackend.PAGED, KVBackend.METAL_DENSE)
 MACHINE = MachineMemory(1 << 32, 1 << 32, 1 << 30, on_gpu=True)
@@ -165,6 +170,30 @@ def test_states_of_recurrent_layers_are_kept_and_shared_as_on_a_cpu(
     assert slots is not None
     assert made.slots.slot_bytes == slots.slot_bytes
     loop._kv.release_idle_memory()  # which gives no slot back
+    loop.close()
+
+
+def drafting(loop: EngineLoop, answers: dict[int, list[int]]) -> None:
+    """Let an engine draft what its answers will be, with mistakes, and run the head as well."""
+    loop._scheduler.drafter = Foretold(answers, Random(1), 0.3, NotedHead(loop))
+
+
+@pytest.mark.parametrize("kv_backend", KINDS)
+def test_drafts_and_passes_of_a_head_change_no_answer(
+    device: Device, tmp_path: Path, kv_backend: KVBackend
+) -> None:
+    answers, folder = Answers.empty(), write_hybrid(tmp_path, DRAFTED, **WITH_HEAD)
+    loop = metal_loop(folder, kv_backend, answers, overlap=True)
+    for first in (0, 10):
+        if first:
+            drafting(loop, {first + number: its for number, its in answers.tokens.items()})
+        for number, length in enumerate((7, 100)):
+            loop.mailbox.put(greedy(first + number, random_prompt(length, number), 60))
+        run_dry(loop)
+    for number in range(2):
+        assert len(set(answers.tokens[number])) > 20
+        assert answers.tokens[10 + number] == answers.tokens[number]
+    assert 30 < loop._scheduler.counters.accepted_tokens < loop._scheduler.counters.drafted_tokens
     loop.close()
 
 
@@ -396,6 +425,25 @@ def test_a_step_that_hangs_behind_a_mapping_that_failed_is_a_fault_of_the_kv_bac
     assert client.failure == "the engine has ended"
     loop.mailbox.put(Stop())
     thread.join(20.0)
+
+
+@pytest.mark.parametrize("fault", ["no memory", f"{METAL}Internal Error"])
+def test_fault_09_a_pass_of_a_head_for_drafts_that_fails_ends_the_engine_and_is_given_up(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError(fault)
+
+    folder = write_hybrid(tmp_path, DRAFTED, **WITH_HEAD)
+    loop = metal_loop(folder, KVBackend.SPARSE, Answers.empty())
+    drafting(loop, {1: [1] * 50})
+    monkeypatch.setattr("engine.step.draft_head.sample", broken)
+    loop.mailbox.put(greedy(1, [1, 2, 3], 50))
+    error = EngineFailedError if fault.startswith(METAL) else RuntimeError
+    with pytest.raises(error, match=re.escape(fault)):
+        run_dry(loop)
+    assert bool(device.kv_backends[0].open_epochs) == fault.startswith(METAL), "it may still run"
+    loop.close()
 
 
 @pytest.mark.parametrize("place", ["_build", "submit_graph", "_outcomes"])

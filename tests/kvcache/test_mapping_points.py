@@ -63,6 +63,20 @@ def test_nothing_is_mapped_while_a_step_is_in_flight() -> None:
     assert backend.points == 2
 
 
+def test_what_a_draft_needs_is_mapped_before_a_pass_of_the_head() -> None:
+    kv, backend = cache(heaps=8)
+    assert join(kv, 1, 16, final=1000)
+    grow(kv, 1, 0, 16)
+    finish_steps(kv, backend)
+    assert kv.reserve(1, 300, 3)
+    kv.preview([(1, 16)])
+    assert backend.points == 2
+    backend.completed_epoch = backend.opened_epoch
+    assert kv.reserve(1, 500), "the point goes on behind the pass"
+    kv.views([(1, 16, 4)], {1: 3})
+    assert backend.points == 3
+
+
 def test_a_sequence_decodes_long_before_it_needs_the_next_point() -> None:
     kv, backend = cache(heaps=8)
     assert join(kv, 1, 16, final=1000)
