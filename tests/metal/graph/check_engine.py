@@ -1,6 +1,6 @@
 """The whole engine on each kind of backend: the tokens that it says on the CPU's own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.machine import MachineMemory
 from engine.models.checkpoint import read_checkpoint
 from engine.models.forward import Forward
+from engine.step.drafts import Drafter
 from engine.step.loop import EngineLoop
 from engine.step.runner import ModelRunner
 from engine.types import PromptBoundaries, SamplingParams
@@ -75,10 +76,11 @@ def said(
     bold: bool = True,
     system: bool = False,
     configured: EngineConfig = CONFIGURED,
+    drafter: Callable[[EngineLoop], Drafter] | None = None,
 ) -> tuple[dict[int, list[int]], int, int]:
     """What an engine says to prompts of which half begin alike; how many tokens it found computed,
     and how often it ran out of memory. bold: whether memory is mapped while steps run. system:
-    whether it is told that what is alike is a system prompt."""
+    whether it is told that what is alike is a system prompt. drafter: makes its drafts."""
     rng = np.random.default_rng(1)
     common = rng.integers(0, SPEC.vocab_size, COMMON).tolist()
     # On the CPU that is asked first, steps do not overlap.
@@ -99,6 +101,8 @@ def said(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.build.compute_device", lambda _: mx.Device(mx.cpu))
         loop = build_engine(plan, config, lambda *_: None, answers)
+    if drafter is not None:
+        loop._scheduler.drafter = drafter(loop)
     if kv_backend.on_gpu:
         read = read_by(loop)
         assert _standin.residency()["buffers"] - resident >= len(read) > 10 * SPEC.num_hidden_layers

@@ -1,0 +1,68 @@
+"""A head that drafts tokens, in the whole engine on each kind of backend: its passes compute what
+they do on the CPU, and no answer changes."""
+
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from engine.step.loop import EngineLoop
+from kvcache.backends.choice import KVBackend
+from tests.engine.hybrid_schedules import Deepest, Foretold, NotedHead
+from tests.engine.models.hybrids import write_hybrid
+from tests.metal.graph.check_engine import HEADS, MIB, MODES, NEW_TOKENS, ROOMY, SPEC, said
+
+SHORT = 4 * MIB  # in which the dense model gives way
+# Of the largest logit: float32 over a few layers.
+ROUNDING = 1e-3
+
+
+@pytest.fixture(scope="module", params=[HEADS, {"model_type": "qwen3"}], ids=["hybrid", "dense"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drafts")
+    return write_hybrid(folder, SPEC, gain=3.0, head="mtp", **request.param)
+
+
+class Way:
+    """Drafts answers with mistakes beside the head; or nothing, with as many passes as may be."""
+
+    def __init__(self, answers: dict[int, list[int]] | None = None) -> None:
+        self._answers = answers
+
+    def __call__(self, loop: EngineLoop) -> Foretold:
+        self.head, self.counters = NotedHead(loop), loop._scheduler.counters
+        if self._answers is None:
+            return Deepest({}, Random(0), 0.0, self.head)
+        return Foretold(self._answers, Random(1), 0.3, self.head)
+
+
+@cache
+def right(folder: Path) -> tuple[dict[int, list[int]], NotedHead]:
+    """What the CPU says without drafts, and a head that has made all passes there."""
+    tokens = said(folder, KVBackend.POSIX, ROOMY, system=True)[0]
+    assert len({token for its in tokens.values() for token in its}) > NEW_TOKENS
+    for way in (Way(tokens), deepest := Way()):
+        assert said(folder, KVBackend.POSIX, ROOMY, system=True, drafter=way)[0] == tokens
+    return tokens, deepest.head
+
+
+@pytest.mark.parametrize("budget", [ROOMY, SHORT])
+@pytest.mark.parametrize(("kind", "bold"), MODES)
+def test_passes_are_those_of_the_cpu_and_answers_those_without_drafts(
+    folder: Path, kind: KVBackend, bold: bool, budget: int, report: list[str]
+) -> None:
+    (answers, cpu), way = right(folder), Way(right(folder)[0])
+    tokens, found, preempted = said(folder, kind, budget, bold=bold, system=True, drafter=way)
+    assert tokens == answers
+    kept, drafted = way.counters.accepted_tokens, way.counters.drafted_tokens
+    assert NEW_TOKENS < kept < drafted <= len(way.head.logits)
+    for key, its in way.head.logits.items():
+        got, want = (np.frombuffer(each, np.float32) for each in (its, cpu.logits[key]))
+        assert np.abs(got - want).max() <= ROUNDING * np.abs(want).max(), key
+    report.append(
+        f"engine with a head, {kind}, {'' if bold else 'at mapping points, '}{budget // MIB} MiB: "
+        f"{len(way.head.logits)} passes as on the CPU, {kept} of {drafted} drafts kept, {found} "
+        f"tokens found computed, {preempted} preempted"
+    )
