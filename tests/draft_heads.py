@@ -19,16 +19,14 @@ def write_head(
     *,
     prefix: str = "mtp.",
     less_one: bool = False,
-    format: str | None = "mlx",
     bits: int | None = None,
     seed: int = 7,
     others: bool = False,
 ) -> Path:
     """Write a random head for the model in a folder, to a file in that folder. A seed makes the
     same head under all names. prefix: of all names. less_one: whether norms are stored as the hub
-    stores hybrids'. format: what the file says of its writer. bits: of matrices, in groups of
-    32. others: whether the file has a tensor of a model as well, as quire
-    reads none."""
+    stores hybrids'; the file calls itself MLX's all the same. bits: of matrices, in groups of 32.
+    others: whether the file has a tensor of a model as well, as quire reads none."""
     arrays = head_arrays(folder, bits=bits, seed=seed)
     if less_one:
         arrays |= {name: each - 1 for name, each in arrays.items() if "norm" in name}
@@ -36,8 +34,7 @@ def write_head(
     named |= {"model.norm.weight": mx.ones((3,), mx.int8)} if others else {}
     mx.eval(named)
     (folder / file).parent.mkdir(exist_ok=True)
-    metadata = {} if format is None else {"format": format}
-    mx.save_safetensors(str(folder / file), named, metadata)
+    mx.save_safetensors(str(folder / file), named, {"format": "mlx"})
     return folder
 
 
@@ -55,22 +52,27 @@ def write_companion(folder: Path, model: Path, *, bits: int | None = None, **how
 
 
 def head_arrays(folder: Path, *, bits: int | None = None, seed: int = 7) -> dict[str, mx.array]:
-    """Return a random head of the model in a folder: MLX's names without a prefix."""
+    """Return a random head of the model in a folder: MLX's names without a prefix. Norms are near
+    1, but those of queries and keys near 1.75 for hybrids, as Qwen's are."""
     checkpoint = read_checkpoint(folder, drafts=False)
     spec = checkpoint.spec.with_draft_head()
     head = model_tensors(spec, draft=Naming(""), with_head=False).draft
     assert head is not None
     dtype, arrays = DTYPES[checkpoint.dtype], dict[str, mx.array]()
     for number, part in enumerate(head.parts):
-        arrays |= _random(part, dtype, bits, mx.random.key(1000 * seed + number))
+        shifts = bool(spec.recurrences) and part.name.endswith(("q_norm", "k_norm"))
+        mean = 1.75 if shifts else 1
+        arrays |= _random(part, dtype, bits, mean, mx.random.key(1000 * seed + number))
     return arrays
 
 
-def _random(part: Part, dtype: mx.Dtype, bits: int | None, key: mx.array) -> dict[str, mx.array]:
+def _random(
+    part: Part, dtype: mx.Dtype, bits: int | None, mean: float, key: mx.array
+) -> dict[str, mx.array]:
     ((name, shape),) = part.shapes().items()
     numbers = mx.random.normal(shape, key=key)
     if not isinstance(part, Matrix | ExpertMatrix):  # exact in 16 bits, less one as well
-        return {name: (1 + mx.round(20 * numbers) / 64).astype(dtype)}
+        return {name: (mean + mx.round(20 * numbers) / 64).astype(dtype)}
     matrix = (numbers * shape[-1] ** -0.5).astype(dtype)
     if bits is None:
         return {name: matrix}

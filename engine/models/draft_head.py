@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from engine.models.config import ModelConfig, Quantization
 from engine.models.expert_tensors import find_expert_names, refuse_unread_experts
 from engine.models.safetensors_headers import (
     CheckpointError,
     Header,
     Tensor,
+    read_floats,
     read_header,
     tensors_of_files,
     weight_files,
@@ -28,6 +31,11 @@ UNREAD = tuple((prefix, "drafts of tokens") for prefix in PREFIXES)
 MARK = "pre_fc_norm_hidden.weight"
 # Where files lie, in a checkpoint's folder, that an index leaves out.
 BESIDE = ("*.safetensors", "*/mtp.safetensors", "mtp/*.safetensors")
+# The mean of a hybrid's norms of queries and keys is near 0.75 in files with ``weight - 1``, and
+# near 1.75 in files with the weight. Other norms do not tell, and files' metadata has been wrong
+# (youssofal/MTPLX, mtp_sidecar_norms_are_delta).
+QK_NORMS = (".q_norm.weight", ".k_norm.weight")
+LEAST_WHOLE_MEAN = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +81,23 @@ def companion_head(folder: Path, spec: ModelSpec) -> DraftHead:
 
 
 def _head_in(headers: Sequence[Header], config: ModelConfig, spec: ModelSpec) -> DraftHead | None:
-    """Return the head in files other than the model's. For the norms of hybrids, the hub has
-    ``weight - 1``, and MLX's tools write the weight; so does whoever quantizes as MLX does."""
+    """Return the head in files other than the model's, if there is one. Raises CheckpointError."""
     names = {name for header in headers for name in header.entries}
     prefix = _prefix_in(names, (*PREFIXES, ""))
     if prefix is None:
         return None
     headers = [each for each in headers if any(name.startswith(prefix) for name in each.entries)]
     tensors = named_as_drafts(tensors_of_files(headers, prefix))
-    by_mlx = all(header.format == "mlx" for header in headers)
-    by_mlx = by_mlx or any(name.endswith(".scales") for name in tensors)
-    naming = Naming(PREFIXES[0], zero_centred=bool(spec.recurrences) and not by_mlx)
+    head = _checked(config, spec, tensors, Naming(PREFIXES[0]))
+    norms = [
+        read_floats(header, name)
+        for header in headers
+        for name in header.entries
+        if name.startswith(prefix) and name.endswith(QK_NORMS)
+    ]
+    less_one = bool(spec.recurrences) and bool(np.concatenate(norms).mean() < LEAST_WHOLE_MEAN)
     files = tuple(header.file for header in headers)
-    return replace(_checked(config, spec, tensors, naming), files=files)
+    return replace(head, naming=replace(head.naming, zero_centred=less_one), files=files)
 
 
 def named_as_drafts(tensors: Mapping[str, Item]) -> dict[str, Item]:

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+
 # Limits of the bytes to parse, far above the needs of models: Qwen3-235B has 4 MB of headers.
 MAX_HEADER_BYTES = 16 << 20
 MAX_JSON_BYTES = 32 << 20
@@ -49,8 +52,6 @@ class Header:
     file: Path
     entries: dict[str, Any]
     """The unchecked entries of the tensors, by name."""
-    format: str | None
-    """The program that wrote the file, as far as it says so: "pt" or "mlx"."""
     data_bytes: int
 
 
@@ -111,9 +112,8 @@ def read_header(file: Path) -> Header:
         raise CheckpointError(f"{file}: the header is not JSON") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: the header is not an object")
-    metadata = header.pop("__metadata__", None)
-    format = metadata.get("format") if isinstance(metadata, dict) else None
-    return Header(file, header, format, size - 8 - len(text))
+    header.pop("__metadata__", None)
+    return Header(file, header, size - 8 - len(text))
 
 
 def _header_text(file: Path, stream: BinaryIO, size: int) -> bytes:
@@ -153,6 +153,18 @@ def _parse_tensor(file: Path, name: str, entry: Any, data_bytes: int) -> Tensor:
             "cut off"
         )
     return tensor
+
+
+def read_floats(header: Header, name: str) -> npt.NDArray[np.floating[Any]]:
+    """Read the numbers of a tensor of floats that ``tensors_of_files`` has checked."""
+    entry = header.entries[name]
+    begin, end = (int(n) for n in entry["data_offsets"])
+    with header.file.open("rb") as stream:
+        stream.seek(begin - header.data_bytes, os.SEEK_END)
+        data = stream.read(end - begin)
+    if entry["dtype"] == "BF16":  # the upper half of a float32
+        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
+    return np.frombuffer(data, "<f4" if entry["dtype"] == "F32" else "<f2")
 
 
 def read_json(file: Path) -> dict[str, Any]:

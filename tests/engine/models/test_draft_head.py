@@ -1,5 +1,7 @@
 """A draft head is found in every place and layout, and drafts as a reference in float32 does."""
 
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -229,24 +231,19 @@ def test_a_gpu_computes_a_head_in_the_models_own_dtype(tmp_path: Path) -> None:
 # --- names, layouts and places -------------------------------------------------------------------
 
 OWN = "model-mtp.safetensors"
-HUBS: dict[str, Any] = {"less_one": True, "format": "pt"}
+HUBS: dict[str, Any] = {"less_one": True}
 Names = Callable[[Path, str], Path] | None
 # Whether the model's own files are the hub's, where and how its head is stored, and the names of
 # experts.
 FORMS: dict[str, tuple[bool, dict[str, Any], Names]] = {
     "in the hub's files": (True, {"file": OWN} | HUBS, names_fused),
     "in MLX's files": (False, {"file": OWN, "prefix": "language_model.mtp."}, None),
-    "in MLX's files that say nothing": (False, {"file": OWN, "format": None}, None),
     "MLX's, beside": (False, {}, None),
     "MLX's, beside the hub's files": (True, {"file": "optiq/mtp.safetensors"}, None),
     "bare names": (False, {"file": "draft.safetensors", "prefix": ""}, None),
     "the hub's, beside": (False, HUBS, names_fused),
     "the hub's, with experts apart": (True, HUBS, names_apart),
-    "a file that says nothing": (
-        True,
-        HUBS | {"file": "mtp/weights.safetensors", "format": None},
-        None,
-    ),
+    "the hub's, below": (True, HUBS | {"file": "mtp/weights.safetensors"}, None),
 }
 LEFT_OUT = "is served without what its files have for"
 
@@ -271,9 +268,9 @@ def test_a_head_is_the_same_under_all_names_and_in_all_layouts(
     ("bits", "how"),
     [
         (None, {}),
-        (4, {"format": None}),
         (4, {"prefix": "mtp.", "others": True}),
-        (None, {"less_one": True, "format": "pt"}),
+        (None, HUBS),
+        (4, HUBS),
     ],
     ids=str,
 )
@@ -294,8 +291,17 @@ def test_a_companion_is_taken_before_the_models_own_head(
 def test_whole_norms_of_other_families_are_never_shifted(tmp_path: Path, packed: bool) -> None:
     folder = write_model(tmp_path, SPEC)
     want = expected(folder, prompt(40))
-    checkpoint = read_checkpoint(write_head(folder, format=None))
+    checkpoint = read_checkpoint(write_head(folder))
     assert spread(two_drafts(checkpoint, prompt(40), packed=packed), want) < TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("less_one", [True, False])
+def test_norms_of_queries_and_keys_tell_what_a_file_stores(
+    tmp_path: Path, dtype: str, less_one: bool
+) -> None:
+    folder = write_head(write_hybrid(tmp_path, dtype=dtype), less_one=less_one)
+    assert read_checkpoint(folder).draft_naming.zero_centred is less_one
 
 
 # --- what is counted, left out and refused -------------------------------------------------------
@@ -364,6 +370,12 @@ def test_a_faulty_head_is_refused_or_left_out_by_name(
     (folder / "mtp.safetensors").rename(folder / OWN)
     with pytest.raises(CheckpointError, match=message):
         read_checkpoint(folder)
+
+
+def test_a_head_with_offsets_beyond_its_file_is_left_out_by_name(tmp_path: Path) -> None:
+    folder = write_hybrid(tmp_path, dtype="bfloat16", head="mtp")
+    os.truncate(folder / "mtp.safetensors", (folder / "mtp.safetensors").stat().st_size - 1)
+    assert re.search("mtp.safetensors: .* was cut off", str(read_checkpoint(folder).left_out))
 
 
 def test_a_companion_without_a_head_is_refused(tmp_path: Path) -> None:
