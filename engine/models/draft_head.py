@@ -30,7 +30,8 @@ UNREAD = tuple((prefix, "drafts of tokens") for prefix in PREFIXES)
 # Every head of the known kind has this tensor.
 MARK = "pre_fc_norm_hidden.weight"
 # Where files lie, in a checkpoint's folder, that an index leaves out.
-BESIDE = ("*.safetensors", "*/mtp.safetensors", "mtp/*.safetensors")
+BELOW = ("*/mtp.safetensors", "mtp/*.safetensors")
+BESIDE = ("*.safetensors", *BELOW)
 # The mean of a hybrid's norms of queries and keys is near 0.75 in files with ``weight - 1``, and
 # near 1.75 in files with the weight. Other norms do not tell, and files' metadata has been wrong
 # (youssofal/MTPLX, mtp_sidecar_norms_are_delta).

@@ -39,6 +39,7 @@ from server.catalogue.hub_cache import (
     WeightFile,
     best_snapshot,
     cache_folder,
+    is_head,
     listed_weights,
     move_branch,
     repository_folder,
@@ -54,8 +55,6 @@ CONFIG_FILES = (
     *("config.json", "generation_config.json", "model.safetensors.index.json", "modules.json"),
     *("*/config.json", ADAPTER_FILE),
 )
-# Where a head that drafts lies if the index leaves it out. A model is complete without it.
-HEADS = ["mtp*.safetensors", "*/mtp.safetensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def find_model(
 ) -> FoundModel:
     """Find a model by name, and download those of its files that match the patterns ``files``. If
     the hub does not answer, search the local cache. ``folders`` and ``reader`` are passed to
-    ``look_up``. Raises ModelNotFoundError."""
+    ``look_up``. A reader without drafts wants no draft head. Raises ModelNotFoundError."""
     place = look_up(name, folders, reader)
     if place.folder is not None:
         return FoundModel(name, place.name, place.folder)
@@ -121,7 +120,8 @@ def find_model(
         commit = _commit(place)
         folder = _fetch_matching(place.name, commit, files)
         branch = (place.revision or MAIN) if commit != place.revision else None
-        model = _with_missing(FoundModel(name, place.name, folder, True, branch))
+        heads = reader is None or reader.drafts
+        model = _with_missing(FoundModel(name, place.name, folder, True, branch), heads=heads)
     except ModelNotFoundError:
         raise
     except (RevisionNotFoundError, DownloadError) as error:
@@ -218,16 +218,16 @@ def _cached(name: str, place: Place, error: Exception) -> FoundModel:
     return _with_missing(model, is_cached=True)
 
 
-def _with_missing(model: FoundModel, *, is_cached: bool = False) -> FoundModel:
+def _with_missing(model: FoundModel, *, is_cached: bool = False, heads: bool = False) -> FoundModel:
     """Return the model with ``missing`` and ``weights_bytes`` set from the hub's cached list.
-    ``is_cached`` is True if the hub did not answer."""
+    ``is_cached`` is True if the hub did not answer. With ``heads``, draft heads count as weights.
+    """
     listed = listed_weights(model.name, model.folder)
     if listed is None:
         return model  # without a list of files, the cached files are taken as all files
-    if not is_cached:
+    if heads:
         tree = get_cached_repo_tree(model.name, revision=model.folder.name)
-        sizes = {file.path: file.size for file in tree}
-        listed |= {path: sizes[path] for path in filter_repo_objects(sizes, allow_patterns=HEADS)}
+        listed |= {file.path: file.size for file in tree if is_head(file.path)}
     names = [name for name in listed if not (model.folder / name).exists()]
     if not names:
         return model

@@ -16,6 +16,7 @@ from pathlib import Path
 from huggingface_hub import constants
 from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
+from engine.models.draft_head import BELOW
 from engine.models.safetensors_headers import INDEX_FILE, CheckpointError, read_index, regular_size
 from server.catalogue.foreign_files import SNAPSHOTS, foreign_weights
 from server.catalogue.names import MAX_WORD_CHARS, ModelNotFoundError, printable
@@ -23,6 +24,8 @@ from server.catalogue.names import MAX_WORD_CHARS, ModelNotFoundError, printable
 REPOSITORY, BLOBS = "models--", "blobs"
 MAIN = "main"
 WEIGHTS = "model*.safetensors"
+# Where a head that drafts lies if the index leaves it out. A model is complete without it.
+HEADS = ("mtp*.safetensors", *BELOW)
 # Limit for reading a file in ``refs``, which holds a commit's hash of 40 characters.
 MAX_REF_CHARS = 64
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -141,6 +144,11 @@ def listed_weights(repository: str, snapshot: Path) -> dict[str, int] | None:
         reason = reason or f"the repository has no {WEIGHTS} file"
         raise ModelNotFoundError(f"{repository}: {reason}")
     return weights
+
+
+def is_head(path: str) -> bool:
+    """Return True if a repository's file may have a draft head that the index leaves out."""
+    return any(path.count("/") == place.count("/") and fnmatchcase(path, place) for place in HEADS)
 
 
 def missing_weights(repository: str | None, folder: Path) -> list[str]:

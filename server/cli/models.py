@@ -212,7 +212,7 @@ def pull_model(
     """Fetch a model. echo: writes a line. dry_run: whether to stop before the weights are fetched.
     force: whether to fetch a model that is too large for this machine. Raises StartError."""
     settings = read_settings(file, {})
-    with model_errors(), FolderReader() as reader:
+    with model_errors(), new_reader(settings) as reader:
         wanted = find_model(name, settings.models.folders, files=CONFIG_FILES, reader=reader)
         if not wanted.on_hub:
             raise ModelError(

@@ -14,7 +14,6 @@ from engine.planning.devices import DEVICES, Device, find_device, this_device
 from engine.planning.estimate import Estimate, estimate, in_four_bits, plan_elsewhere
 from engine.planning.memory import ModelShape, kv_shape, read_shape
 from kvcache.budget import gib
-from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, find_model
 from server.catalogue.local_models import check_shape
 from server.cli.model_files import (
@@ -22,6 +21,7 @@ from server.cli.model_files import (
     checkpoint_of,
     find_heads,
     model_errors,
+    new_reader,
     planning_errors,
 )
 from server.cli.models import Machine
@@ -90,7 +90,7 @@ def plan_model(
         raise SettingError(f"--context is {context} tokens; it must be {MIN_CONTEXT} at least")
     settings = read_settings(file, {"engine": {"max_model_len": context}})
     target = Target.of(device, memory)
-    with model_errors(), FolderReader() as reader:
+    with model_errors(), new_reader(settings) as reader:
         model = find_model(name, settings.models.folders, files=CONFIG_FILES, reader=reader)
         reader.read(check_shape, model.folder)
         shape = read_shape(model.folder)

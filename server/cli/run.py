@@ -10,12 +10,11 @@ from pathlib import Path
 import httpx2
 import typer
 
-from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import FoundModel, find_model
 from server.catalogue.lookup import aliases
 from server.catalogue.names import DEMO, DEMO_ID
 from server.cli.launch import ANY_KEY, models_of
-from server.cli.model_files import check_found, model_errors
+from server.cli.model_files import check_found, model_errors, new_reader
 from server.cli.models import pull_model
 from server.cli.own_server import own_server
 from server.cli.running import NotRunningError, client_of, server_address
@@ -155,8 +154,8 @@ def _server(name: str, settings: Config, file: Path | None) -> Iterator[tuple[st
 
 def _model_here(name: str, settings: Config, file: Path | None) -> FoundModel:
     """Return a checked model; fetch it first if it is not on this disk. Raises StartError."""
-    with model_errors(), FolderReader() as reader:
-        model = find_model(name, settings.models.folders)
+    with model_errors(), new_reader(settings) as reader:
+        model = find_model(name, settings.models.folders, reader=reader)
         if not model.missing:
             check_found(reader, model, settings)
             return model

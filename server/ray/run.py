@@ -20,7 +20,7 @@ from server.cli.cluster_folder import (
     read_key,
     write_private,
 )
-from server.cli.model_files import model_errors
+from server.cli.model_files import model_errors, new_reader
 from server.cli.serve import begin_serving
 from server.cli.serve_models import plain_settings
 from server.cli.settings import read_settings, with_further
@@ -127,8 +127,8 @@ def serve_cluster(
     settings = read_settings(file, with_further(flags, further))
     begin_serving(settings)
     folder, node = _head()
-    with model_errors():
-        model_files = find_model(model, settings.models.folders)
+    with model_errors(), new_reader(settings) as reader:
+        model_files = find_model(model, settings.models.folders, reader=reader)
         if model_files.missing:
             model_files.fetch_weights()
         facts = facts_of(model_files.folder)

@@ -360,6 +360,7 @@ LIES = {
     "a checksum of Git above": listed(CONFIG, oid="../../outside"),
     "a file above": listed(CONFIG, path="../../outside.json"),
     "a file above, later": listed(CONFIG, path="a/../../../outside.json"),
+    "a head above": listed(CONFIG, path="mtp/../../../outside/mtp.safetensors"),
     "an absolute file": listed(CONFIG, path="/outside.json"),
     "a file of Windows": listed(CONFIG, path="..\\outside.json"),
     "a file of two lines": listed(CONFIG, path="a\nb.json"),

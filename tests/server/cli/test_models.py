@@ -202,7 +202,7 @@ def test_a_model_without_a_head_is_fetched_with_its_companion(
         assert "drafts: of text, and by the model's head (" in quire("plan", model).stdout
 
 
-def test_a_companion_is_fetched_by_its_own_name_and_a_head_beside_the_model_with_it(
+def test_a_companion_is_fetched_by_its_own_name(
     hub: Hub, heads: tuple[Files, Files], quire: Run
 ) -> None:
     hub.push("someone/head", heads[1])
@@ -210,11 +210,24 @@ def test_a_companion_is_fetched_by_its_own_name_and_a_head_beside_the_model_with
     assert (dry.exit_code, "model.safetensors" in hub.sent_bytes) == (0, False), dry.output
     assert quire("pull", "someone/head").exit_code == 0
     assert hub.fetched_files()[-1] == "model.safetensors"
-    beside = {"mtp.safetensors": heads[1]["model.safetensors"]}
-    hub.push("someone/model", heads[0] | beside)
-    last = quire("pull", "someone/model").stdout.splitlines()[-2]
-    assert "mtp.safetensors" in hub.sent_bytes
-    assert "drafts" not in last, "it has a head"
+
+
+@pytest.mark.parametrize("file", ["mtp.safetensors", "optiq/mtp.safetensors", "mtp/a.safetensors"])
+def test_a_head_that_the_index_leaves_out_is_fetched_with_its_model_where_drafts_are_on(
+    file: str, hub: Hub, heads: tuple[Files, Files], quire: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: Files = {"mtp/a/b.safetensors": 5, "a/b/mtp.safetensors": 5, "adapter.safetensors": 5}
+    hub.push("someone/model", heads[0] | {file: heads[1]["model.safetensors"]} | others)
+    monkeypatch.setenv("QUIRE_ENGINE__DRAFTS", "false")
+    assert quire("pull", "someone/model").exit_code == 0
+    assert "all of them here" in quire("pull", "someone/model").stdout
+    assert file not in hub.sent_bytes
+    monkeypatch.delenv("QUIRE_ENGINE__DRAFTS")
+    assert "drafts" not in quire("pull", "someone/model").stdout.splitlines()[-2], "it has a head"
+    assert hub.fetched_files()[-1] == file
+    assert not hub.sent_bytes.keys() & others.keys()
+    drafting = f"by the model's head ({find_model('someone/model').folder}/{file})"
+    assert drafting in quire("plan", "someone/model").stdout
 
 
 def test_one_that_is_too_large_for_here_can_be_fetched_for_elsewhere(

@@ -219,7 +219,7 @@ def own_servers(
 
     found = SimpleNamespace(folder=Path("/some/where"), name=MODEL_NAME, missing=missing)
     monkeypatch.setattr(module, "own_server", own)
-    monkeypatch.setattr(module, "find_model", lambda *_: found)
+    monkeypatch.setattr(module, "find_model", lambda *_, **_how: found)
     return started
 
 
