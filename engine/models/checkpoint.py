@@ -13,6 +13,7 @@ from engine.models.draft_head import (
     DraftHead,
     companion_head,
     head_beside,
+    names_head,
     own_head,
 )
 from engine.models.expert_tensors import headers_by_mlx, refuse_unread_experts
@@ -245,18 +246,26 @@ DTYPES = {"float32": "F32", "float16": "F16"}
 
 
 def promised_checkpoint(
-    path: Path, stored_bytes: int | None = None, *, embeds: bool | None = None
+    path: Path,
+    stored_bytes: int | None = None,
+    *,
+    embeds: bool | None = None,
+    drafts: bool = True,
+    head: bool = False,
 ) -> Checkpoint:
     """Predict the checkpoint of a folder whose weights are not downloaded, from ``config.json``.
 
     ``stored_bytes`` is the size of the weights' files, if known. With ``embeds``, the model makes
-    vectors; with None, the files decide. Raises CheckpointError, which names the file and field.
+    vectors; with None, the files decide. With ``drafts``, a model of answers has a draft head if
+    the index names one, or if ``head`` is True. Raises CheckpointError, which names the file and
+    field.
     """
     config = ModelConfig(path)
-    spec = read_spec(config)
+    spec, index = read_spec(config), read_index(path)
     if embeds is None:
-        names = read_index(path) or {HEAD_NAME}
-        embeds = is_embedding_checkpoint(path, names, tied=spec.tied_embeddings)
+        embeds = is_embedding_checkpoint(path, index or {HEAD_NAME}, tied=spec.tied_embeddings)
+    if drafts and not embeds and (head or names_head(index)):
+        spec = spec.with_draft_head()
     model = tensors_of(spec, embeds=embeds)
     tensors = promised_tensors(config, model)
     layers = (name.removesuffix(".scales") for name in tensors if name.endswith(".scales"))

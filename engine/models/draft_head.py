@@ -50,6 +50,11 @@ class DraftHead:
     """The files that hold the tensors, unless they are the checkpoint's own."""
 
 
+def names_head(names: Collection[str]) -> bool:
+    """Return True if a checkpoint with tensors of these names has a draft head of its own."""
+    return _prefix_in(names, PREFIXES) is not None
+
+
 def own_head(
     config: ModelConfig, spec: ModelSpec, tensors: Mapping[str, Tensor], model: Naming
 ) -> DraftHead | None:

@@ -32,6 +32,8 @@ class Heads(NamedTuple):
     """A folder whose head takes the place of the model's own."""
     companion: str | None = None
     """A folder for a model that has no head of its own."""
+    on_hub: bool = False
+    """Whether a head that lies beside the model's weights is still to be fetched."""
 
 
 OWN = Heads()

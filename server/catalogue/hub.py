@@ -80,6 +80,11 @@ class FoundModel:
     def missing_bytes(self) -> int:
         return sum(file.size_bytes - file.here_bytes for file in self.missing)
 
+    @property
+    def misses_head(self) -> bool:
+        """Return True if a draft head is missing that lies beside the weights."""
+        return any(is_head(file.path) for file in self.missing)
+
     def fetch_small_files(self) -> None:
         """Download all needed files except the weights. Raises ModelNotFoundError."""
         try:

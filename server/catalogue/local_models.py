@@ -342,11 +342,16 @@ def checkpoint_in(
     folder: Path, embeds: bool | None, promised_bytes: int | None, heads: Heads
 ) -> Checkpoint:
     """Read a model's checkpoint (sizes of weights). ``promised_bytes`` is the size of all weights
-    if some are still on the hub; then the head is not known. Raises CheckpointError."""
+    if some are still on the hub; then the head is known by its name alone. Raises CheckpointError.
+    """
     refuse_foreign_files(folder)
     if promised_bytes is None:
-        return read_with_head(folder, embeds, heads)
-    return promised_checkpoint(folder, promised_bytes, embeds=embeds)
+        checkpoint = read_with_head(folder, embeds, heads)
+    else:
+        known = bool(heads.named or heads.companion or heads.on_hub)
+        how: dict[str, Any] = {"drafts": heads.drafts, "head": known}
+        checkpoint = promised_checkpoint(folder, promised_bytes, embeds=embeds, **how)
+    return checkpoint
 
 
 def template_facts(path: str) -> tuple[bool, bool, str]:

@@ -177,7 +177,8 @@ def find_heads(reader: FolderReader, model: FoundModel, settings: Config) -> Hea
     if not engine_config(settings).drafts:
         return Heads(drafts=False)
     if not name:
-        return Heads(companion=companion_among(places_here(folders), model.folder))
+        companion = companion_among(places_here(folders), model.folder)
+        return Heads(companion=companion, on_hub=model.misses_head)
     if (folder := complete_folder(*look_up(name, folders, reader))) is None:
         raise ModelNotFoundError(f"{name}: it is not on this disk: `quire pull {name}` fetches it")
     return Heads(named=str(folder))

@@ -15,7 +15,7 @@ from engine.build import EnginePlan
 from engine.models.checkpoint import Checkpoint, CheckpointError
 from kvcache.backends.choice import KVBackendChoice
 from kvcache.budget import gib
-from server.catalogue.companions import companion_names, is_companion, lacks_head
+from server.catalogue.companions import Heads, companion_names, is_companion, lacks_head
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import CONFIG_FILES, FoundModel, check_room, find_model, free_bytes
 from server.catalogue.hub_cache import (
@@ -221,18 +221,19 @@ def pull_model(
         if reader.read(is_companion, wanted.folder):
             _pull_companion(wanted, echo, dry_run=dry_run)
             return
-        check_found(reader, wanted, settings, tokenizer=False)
-        checkpoint = checkpoint_of(wanted, settings)
+        heads = Heads(engine_config(settings).drafts, on_hub=wanted.misses_head)
+        check_found(reader, wanted, settings, heads, tokenizer=False)
+        checkpoint = checkpoint_of(wanted, settings, heads)
         _describe(wanted, checkpoint, reader, echo)
         _check_memory(settings, checkpoint, echo, force=force)
         check_room(wanted.asked, wanted.missing_bytes)
         if dry_run:
             return
         wanted.fetch_small_files()
-        check_found(reader, wanted, settings)
+        check_found(reader, wanted, settings, heads)
         if wanted.missing:
             wanted.fetch_weights()
-            check_found(reader, replace(wanted, missing=()), settings)
+            check_found(reader, replace(wanted, missing=()), settings, heads)
         wanted.follow_branch()
         _pull_companion_of(replace(wanted, missing=()), settings, reader, echo)
     echo(f"It is here: `quire serve {name}` serves it.")

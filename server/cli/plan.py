@@ -99,7 +99,8 @@ def plan_model(
             check_found(reader, model, settings, heads, tokenizer=False)
             checkpoint = checkpoint_of(model, settings, heads)
         else:
-            checkpoint = promised_checkpoint(model.folder)
+            drafts = engine_config(settings).drafts
+            checkpoint = promised_checkpoint(model.folder, drafts=drafts)
     if context is None:
         context = min(DEFAULT_CONTEXT, shape.spec.max_position_embeddings)
     with planning_errors():

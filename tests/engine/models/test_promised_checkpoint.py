@@ -13,7 +13,9 @@ from engine.models.checkpoint import (
     promised_checkpoint,
     read_checkpoint,
 )
+from engine.models.draft_head import MARK
 from engine.models.tensors import NAMINGS
+from tests.draft_heads import write_head
 from tests.engine.models.hybrids import FIELDS, QWEN3_5_MOE, QWEN3_NEXT, write_hybrid
 from tests.models import QWEN3_4B, TINY, ModelSpec, write_config, write_embedding_model, write_model
 
@@ -73,6 +75,22 @@ def test_the_hubs_hybrids_are_known_by_their_config_alone(
 ) -> None:
     whole = read_checkpoint(write_hybrid(tmp_path, hub=True, dtype="float16", **fields))
     assert promised_of(whole) == replace(whole, naming=NAMINGS[0], unread=())
+
+
+@pytest.mark.parametrize("fields", [FIELDS, QWEN3_5_MOE], ids=str)
+def test_a_head_is_promised_if_the_index_or_the_caller_knows_of_one(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    file = "model-mtp.safetensors"
+    whole = read_checkpoint(write_head(write_hybrid(tmp_path, dtype="bfloat16", **fields), file))
+    known = promised_of(whole, head=True)
+    assert known == replace(whole, naming=NAMINGS[0])
+    assert promised_checkpoint(tmp_path).spec.draft is None
+    index = {"weight_map": dict.fromkeys(["lm_head.weight", f"mtp.{MARK}"], file)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert promised_checkpoint(tmp_path, whole.stored_bytes) == known
+    for how in ({"drafts": False}, {"embeds": True, "head": True}):
+        assert promised_checkpoint(tmp_path, **how).spec.draft is None
 
 
 def test_files_that_are_larger_than_the_promise_count_as_they_are(tmp_path: Path) -> None:

@@ -222,7 +222,9 @@ def test_a_head_that_the_index_leaves_out_is_fetched_with_its_model_where_drafts
     assert quire("pull", "someone/model").exit_code == 0
     assert "all of them here" in quire("pull", "someone/model").stdout
     assert file not in hub.sent_bytes
+    assert "drafts: off\n" in quire("plan", "someone/model").stdout
     monkeypatch.delenv("QUIRE_ENGINE__DRAFTS")
+    assert "drafts: of text, and by the model's head\n" in quire("plan", "someone/model").stdout
     assert "drafts" not in quire("pull", "someone/model").stdout.splitlines()[-2], "it has a head"
     assert hub.fetched_files()[-1] == file
     assert not hub.sent_bytes.keys() & others.keys()
