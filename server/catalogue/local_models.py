@@ -351,6 +351,11 @@ def checkpoint_in(
         known = bool(heads.named or heads.companion or heads.on_hub)
         how: dict[str, Any] = {"drafts": heads.drafts, "head": known}
         checkpoint = promised_checkpoint(folder, promised_bytes, embeds=embeds, **how)
+    if checkpoint.embeds and heads.named:
+        raise CheckpointError(
+            f"{folder}: the model makes vectors of texts, and {heads.named} (--draft) is a head "
+            "that drafts answers"
+        )
     return checkpoint
 
 

@@ -158,6 +158,11 @@ def test_a_companion_that_does_not_fit_is_named_and_a_named_head_is_refused(
     alone = one_sentence(quire("serve", companion), MODEL)
     assert alone.startswith(f"quire: {companion}/config.json: this is no model, but the head that")
     assert alone.endswith("serve that model, and name this with --draft")
+    vectors = write_embedding_model(tmp_path / "vectors")
+    refused = one_sentence(quire("serve", vectors, "--draft", companion), MODEL)
+    assert refused.startswith(
+        f"quire: {vectors}: the model makes vectors of texts, and {companion}"
+    )
     several = one_sentence(quire("serve", model, other, "--draft", companion), SETTINGS)
     assert several.startswith("quire: engine.draft_model (--draft) is for one model")
 
