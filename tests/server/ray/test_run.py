@@ -146,7 +146,7 @@ def test_weights_that_are_missing_are_fetched(
     found = SimpleNamespace(
         missing=["weights"], folder=tiny_model, fetch_weights=lambda: fetched.append(True)
     )
-    monkeypatch.setattr(run, "find_model", lambda *_: found)
+    monkeypatch.setattr(run, "find_model", lambda *_, **_how: found)
     serve(tiny_model)
     assert fetched == [True]
 
