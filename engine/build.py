@@ -1,5 +1,6 @@
 """Builds an engine: plans its memory first, then creates its parts on the engine's thread."""
 
+import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from engine.models.mlx_ops import MlxOps
 from engine.models.spec import ModelSpec
 from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.memory import Q4, memory_demand
-from engine.step.draft_check import DraftCheck
+from engine.step.draft_check import COMPANY, TOO_SMALL, DraftCheck, DraftFaultError
 from engine.step.draft_head import DraftHead, DraftModel
 from engine.step.drafts import Drafter, Drafts
 from engine.step.loop import WARM_UP_TOKENS, Emit, EngineLoop
@@ -55,6 +56,8 @@ LONGEST_WARM_UP_S = 1.0
 # The GPU's kernels are compiled for these dimensions of attention heads and of delta net heads.
 GPU_HEAD_DIMS = (64, 128, 256)
 GPU_DELTA_DIM = 128
+# Weights whose hashes take longer, as no earlier start has kept them, are loaded meanwhile.
+DIGEST_WAIT_S = 1.0
 # 4-bit weights are suggested only if they take less than this fraction of the current weights.
 SMALLER = 0.9
 
@@ -72,6 +75,8 @@ class EnginePlan:
     """Never "auto"."""
     drafts: bool
     """Whether the engine is to draft tokens."""
+    config: EngineConfig
+    machine: MachineMemory
 
     @property
     def on_gpu(self) -> bool:
@@ -150,6 +155,8 @@ def plan_engine(
         chosen_set,
         activations,
         config.drafts and not checkpoint.embeds,
+        config,
+        machine,
     )
 
 
@@ -256,7 +263,42 @@ def build_engine(
     plan: EnginePlan, config: EngineConfig, progress: Progress, emit: Emit, key: bytes = b""
 ) -> EngineLoop:
     """Build the engine on the calling thread. Afterwards only this thread may use MLX. A GPU's
-    engine remembers requests at its failures by digests under ``key``; b"" remembers none."""
+    engine remembers requests at its failures by digests under ``key``; b"" remembers none. If its
+    drafts would change answers, now or at an earlier start, the model's head is left out."""
+    identity, fault = identity_of(plan.checkpoint), ""
+    if plan.on_gpu and plan.checkpoint.spec.draft and identity.is_known(DIGEST_WAIT_S):
+        fault = costs_file(plan, identity).read()[2]
+    if not fault:
+        try:
+            return _build(plan, identity, config, progress, emit, key)
+        except DraftFaultError as error:
+            fault = str(error)
+        gc.collect()  # or else cycles keep the weights
+        if fault != TOO_SMALL:  # which is about the settings
+            costs_file(plan, identity).write({}, {}, fault)
+    plain = plan.checkpoint.without_draft_head(f"they might change answers: {fault}")
+    log.info(plain.left_out)
+    plan = plan_engine(plan.config, plain, plan.machine, plan.kv_backend)
+    return _build(plan, identity_of(plain), config, progress, emit, key)
+
+
+def identity_of(checkpoint: Checkpoint) -> ModelIdentity:
+    return ModelIdentity(checkpoint.path, checkpoint.draft_files if checkpoint.spec.draft else None)
+
+
+def costs_file(plan: EnginePlan, identity: ModelIdentity) -> CostsFile:
+    way = f"{plan.device}; {plan.config.kv_dtype}, {min(COMPANY, plan.memory.max_num_seqs)} at once"
+    return CostsFile(identity.digest(plan.arithmetic), way)
+
+
+def _build(
+    plan: EnginePlan,
+    identity: ModelIdentity,
+    config: EngineConfig,
+    progress: Progress,
+    emit: Emit,
+    key: bytes,
+) -> EngineLoop:
     mx.set_default_device(compute_device(plan.kv_backend.kv_backend))
     mx.set_cache_limit(config.mlx_cache_bytes)
     if plan.on_gpu:
@@ -267,8 +309,6 @@ def build_engine(
     workers = None
     if not plan.on_gpu:
         workers = metal_ext.CpuWorkers(plan.threads, plan.instruction_set, plan.activations)
-    drafts = plan.checkpoint.spec.draft is not None
-    identity = ModelIdentity(plan.checkpoint.path, plan.checkpoint.draft_files if drafts else None)
     model = load_model(plan.checkpoint, progress, workers)
     if config.kv_dtype == "float16" and plan.checkpoint.dtype != "F16":
         assert isinstance(model.ops, MlxOps), "a CPU keeps no float16"
@@ -291,7 +331,7 @@ def build_engine(
         embedding_size=plan.checkpoint.spec.hidden_size if plan.checkpoint.embeds else None,
         weights=model.weights,
         journal=journal,
-        costs=RowCosts(CostsFile(digest, plan.device)),
+        costs=RowCosts(costs_file(plan, identity)),
         draft_model=None if plan.checkpoint.spec.draft is None else model,
     )
 
@@ -321,7 +361,7 @@ def assemble(
     ``workers`` is None on a GPU. ``identity`` is the model's digest: only models with equal digests
     share K and V. ``embedding_size`` is None for a model that generates text. A GPU keeps
     ``weights`` resident. ``draft_model`` is the model if it has a head for drafts. Raises
-    RuntimeError if memory cannot be mapped or the warm-up fails.
+    RuntimeError if memory cannot be mapped or the warm-up fails, and the error of ``new_drafter``.
     """
     on_gpu = choice.kv_backend.on_gpu
     backends = new_backends(
@@ -392,10 +432,13 @@ def new_drafter(
     head: DraftHead | None,
     check: DraftCheck | None,
 ) -> Drafter | None:
-    """Return the engine's source of drafts, or None if drafts are off. A GPU needs a ``check``."""
+    """Return the engine's source of drafts, or None if drafts are off. A GPU needs a ``check``.
+    Raises DraftFaultError if there is a ``head`` of no use."""
     if not config.drafts or limits.embedding_size is not None:
         return None
     fault = "" if check is None else check.fault(limits.max_num_seqs)
+    if fault and head is not None:
+        raise DraftFaultError(fault)
     if fault:
         log.info("drafts are off, because they would change answers: %s", fault)
         return None

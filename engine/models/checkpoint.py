@@ -118,7 +118,7 @@ class Checkpoint:
     draft_files: tuple[Path, ...] = ()
     """The files of a draft head that are not the checkpoint's own files."""
     draft_problem: str | None = None
-    """Why a draft head in a file beside the checkpoint's own files is not served."""
+    """Why a draft head that was found is not served."""
 
     @property
     def quantized(self) -> bool:
@@ -136,14 +136,17 @@ class Checkpoint:
         uses = Counter(
             use for name in self.unread for start, use in known if name.startswith(start)
         )
-        parts = [
-            f"{use} ({count} tensor{'s' * (count != 1)})" for use, count in sorted(uses.items())
-        ]
+        parts = {use: [f"{count} tensor{'s' * (count != 1)}"] for use, count in uses.items()}
         if self.draft_problem is not None:
-            parts.append(f"{UNREAD[0][1]} ({self.draft_problem})")
+            parts.setdefault(UNREAD[0][1], []).append(self.draft_problem)
         if not parts:
             return None
-        return f"{self.spec.family} is served without what its files have for {', '.join(parts)}"
+        words = ", ".join(f"{use} ({'; '.join(parts[use])})" for use in sorted(parts))
+        return f"{self.spec.family} is served without what its files have for {words}"
+
+    def without_draft_head(self, why: str) -> "Checkpoint":
+        """Read the checkpoint again, without its draft head. ``why`` says why, in ``left_out``."""
+        return replace(read_checkpoint(self.path, embeds=False, drafts=False), draft_problem=why)
 
     @property
     def tensors(self) -> ModelTensors:

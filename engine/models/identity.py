@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,10 @@ class ModelIdentity:
         files = [*weight_files(folder), *(draft_files or ())]
         self._digests: list[Future[str]] = [pool.submit(content_digest, file) for file in files]
         pool.shutdown(wait=False)
+
+    def is_known(self, timeout_s: float) -> bool:
+        """Return True if all files are hashed within this time, as they are by cached digests."""
+        return not wait(self._digests, timeout_s).not_done
 
     def digest(self, arithmetic: str) -> bytes:
         """Return the model's digest, from all files' hashes and ``arithmetic``. Raises OSError."""

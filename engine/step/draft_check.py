@@ -19,7 +19,12 @@ PROMPT_TOKENS = 9
 ROWS = (1 + MAX_DRAFTS, 4, 2, 1)
 # The number of sequences in a step with company.
 COMPANY = 3
+TOO_SMALL = "the cache is too small to compare steps with drafts and without"
 CHOICE = Sampling(SamplingParams(max_tokens=sum(ROWS), temperature=0.0), 0)
+
+
+class DraftFaultError(Exception):
+    """Drafts of a model's head would change answers. The message is DraftCheck's."""
 
 
 class DraftCheck:
@@ -41,7 +46,7 @@ class DraftCheck:
         for sequences in (1, min(COMPANY, max_num_seqs)):
             drafted, start = self._run(ROWS, sequences), 0
             if alone is None or drafted is None:
-                return "the cache is too small to compare steps with drafts and without"
+                return TOO_SMALL
             for count in ROWS:
                 end = start + count
                 if not mx.array_equal(alone[start:end], drafted[start:end]):

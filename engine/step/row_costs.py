@@ -1,7 +1,7 @@
 """How long steps and draft passes take, by their number of rows, as learnt from those that ran.
 
 A file of the user's cache folder keeps the costs from one start to the next, for one model with one
-way to compute on this machine."""
+way to compute on this machine. It also tells how drafts of a head would change answers."""
 
 import json
 import logging
@@ -9,9 +9,12 @@ import math
 import os
 from collections.abc import Callable
 from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
 
+import metal_ext
 from kvcache.backends.faults import write_record
-from kvcache.selftest.machine import this_machine
+from kvcache.selftest.machine import this_machine, wheel_tag
 from kvcache.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
@@ -52,7 +55,7 @@ class RowCosts:
 
     def __init__(self, file: "CostsFile | None" = None) -> None:
         self._file = file
-        steps, passes = ({}, {}) if file is None else file.read()
+        steps, passes, _ = ({}, {}, "") if file is None else file.read()
         self._old_steps = CostTable(lambda rows: 1 + FIRST_ROW_COST * (rows - 1), steps)
         self._old_passes = CostTable(lambda rows: FIRST_PASS_COST * self._old_steps[rows], passes)
         self._steps = CostTable(self._old_steps.__getitem__)
@@ -98,29 +101,31 @@ class RowCosts:
 class CostsFile:
     """Keeps a model's costs for the next process that computes it in the same way."""
 
-    def __init__(self, model: bytes, device: str) -> None:
-        """``model`` is the model's digest. ``device`` tells the KV backend, and the instruction set
-        and number of threads of a CPU."""
-        self._about = {"model": model.hex(), "device": device, **this_machine().as_json()}
+    def __init__(self, model: bytes, way: str) -> None:
+        """``model`` is the model's digest. ``way`` tells how the model is computed."""
+        kernels = sha256(Path(metal_ext._ext.__file__).read_bytes()).hexdigest()
+        program = {"quire": version("quire"), "kernels": kernels, "mlx_wheel": wheel_tag()}
+        self._about = {"model": model.hex(), "way": way, **program, **this_machine().as_json()}
         key = sha256(json.dumps(self._about, sort_keys=True).encode()).hexdigest()
         self._name = f"costs-{key[:16]}.json"
 
-    def read(self) -> tuple[Seconds, Seconds]:
-        """Return the times of steps and of draft passes; none from a file that is not right."""
+    def read(self) -> tuple[Seconds, Seconds, str]:
+        """Return times of steps and draft passes, and the fault of drafts; none of a wrong file."""
         try:
             record = json.loads((cache_folder() / self._name).read_bytes())
             if {name: record.get(name) for name in self._about} != self._about:
                 raise ValueError("it is about another model or machine")
-            return _times(record["steps"]), _times(record["passes"])
+            return _times(record["steps"]), _times(record["passes"]), str(record["draft_fault"])
         except FileNotFoundError:
-            return {}, {}
+            return {}, {}, ""
         except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("the costs of steps are learnt anew: %s: %r", self._name, error)
-            return {}, {}
+            return {}, {}, ""
 
-    def write(self, steps: Seconds, passes: Seconds) -> None:
+    def write(self, steps: Seconds, passes: Seconds, draft_fault: str = "") -> None:
+        costs = {"steps": steps, "passes": passes, "draft_fault": draft_fault}
         try:
-            os.close(write_record(self._name, {**self._about, "steps": steps, "passes": passes})[1])
+            os.close(write_record(self._name, {**self._about, **costs})[1])
         except (OSError, RuntimeError) as error:
             log.warning("the costs of steps are not kept: %s", error)
 

@@ -2,8 +2,10 @@
 ordered end of everything."""
 
 import asyncio
+import gc
 import logging
 import re
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,10 +22,12 @@ from engine.build import build_engine, plan_engine
 from engine.client import EngineClient
 from engine.machine import MachineMemory
 from engine.messages import SetMemoryPressure, Stop
-from engine.models.checkpoint import read_checkpoint
+from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.forward import Forward
 from engine.models.mlx_ops import MlxOps
 from engine.models.tensors import AttentionTensors
 from engine.models.weights import load_model
+from engine.step.draft_check import TOO_SMALL, DraftCheck
 from engine.step.loop import Emit, EngineLoop
 from engine.step.plan import Outcome, StepPlan
 from engine.step.runner import ModelRunner, ModelStep
@@ -286,6 +290,45 @@ def test_a_gpu_drafts_only_where_that_changes_no_bits(
     assert (text in caplog.text) != equal
     assert loop.stats.drafting is (Drafting.RESTING if equal else Drafting.OFF)
     loop.close()
+
+
+ROWS_FAULT = "8 rows together have other bits than one by one"
+
+
+@pytest.mark.parametrize(
+    ("fault", "heads"),
+    [("", [True, True]), (ROWS_FAULT, [True, False, False]), (TOO_SMALL, [True, False] * 2)],
+)
+def test_a_head_whose_drafts_would_change_answers_is_left_out_and_the_next_start_knows_it(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, heads: list[bool],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """But a cache that is too small to compare proves nothing. heads: of the loaded models."""
+    folder = write_model(tmp_path, SPEC, head="mtp")
+    found, models = list[bool](), list[weakref.ref[Any]]()
+
+    def load(checkpoint: Checkpoint, *how: Any) -> Forward:
+        assert not any(ops() for ops in models), "there is memory for one model"
+        found.append(checkpoint.spec.draft is not None)
+        model = load_model(checkpoint, *how)
+        models.append(weakref.ref(model.ops))
+        return model
+
+    monkeypatch.setattr(engine.build, "load_model", load)
+    by_rows = fault == ROWS_FAULT
+    monkeypatch.setattr(MlxOps, "norm", lambda _, states: states * 0 + by_rows * len(states))
+    if fault == TOO_SMALL:
+        monkeypatch.setattr(DraftCheck, "fault", lambda *_: fault)
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        loop = metal_loop(folder, KVBackend.SPARSE, Answers.empty(), drafts=True)
+        assert len(loop._kv._layout.shape.layers) == 2 + (not fault)
+        loop.close()
+        del loop
+        gc.collect()
+    assert found == heads
+    told = caplog.text.count(f"drafts of tokens (they might change answers: {fault})")
+    assert told == 2 * bool(fault), "once in each start"
 
 
 def test_heaps_stay_however_idle_the_engine_is(device: Device, folder: Path) -> None:

@@ -333,6 +333,9 @@ def test_a_head_that_is_not_wanted_is_left_out(tmp_path: Path) -> None:
     without = read_checkpoint(folder, drafts=False)
     assert (without.spec, without.stored_bytes) == (plain.spec, plain.stored_bytes)
     assert without.left_out == f"Qwen3.5 {LEFT_OUT} drafts of tokens (15 tensors)"
+    later = read_checkpoint(folder).without_draft_head("slow")
+    assert later.spec == plain.spec
+    assert later.left_out == f"Qwen3.5 {LEFT_OUT} drafts of tokens (15 tensors; slow)"
 
 
 FAULTS: list[tuple[Callable[[dict[str, mx.array]], object], str]] = [

@@ -5,6 +5,7 @@ import os
 import shutil
 from hashlib import sha256
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -112,6 +113,17 @@ def test_a_file_is_read_once_for_all_starts(folder: Path, settled: None, hashed:
     first = identity_of(folder)
     assert identity_of(folder) == first
     assert hashed == ["model.safetensors"]
+
+
+def test_whether_a_digest_is_known_is_told_without_waiting_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_read, hash_file = Event(), content_digest
+    monkeypatch.setattr(identity, "content_digest", lambda it: may_read.wait() and hash_file(it))
+    found = ModelIdentity(folder)
+    assert not found.is_known(0.01)
+    may_read.set()
+    assert found.is_known(20.0)
 
 
 def test_a_file_that_has_just_been_written_is_read_again(folder: Path, hashed: list[str]) -> None:

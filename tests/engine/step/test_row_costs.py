@@ -1,12 +1,16 @@
 """What steps and draft passes cost, and what of it the next process knows."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import metal_ext
+from engine.step import row_costs
 from engine.step.row_costs import SAVE_INTERVAL_S, CostsFile, RowCosts
+from kvcache.selftest.machine import this_machine
 from kvcache.user_folders import cache_folder
 
 
@@ -62,6 +66,24 @@ def test_the_next_process_begins_with_what_was_learnt() -> None:
         assert after.pass_ratio(rows) == pytest.approx(costs.pass_ratio(rows))
         assert after.knows(rows) == costs.knows(rows) == (rows in (1, 2, 4))
     assert remembered("avx2, 1 threads").ratio(1, 3) == pytest.approx(1.3)
+
+
+@pytest.mark.parametrize(
+    "changed", ["model", "processor", "system", "mlx", "wheel_tag", "kernels", "version"]
+)
+def test_what_another_machine_or_program_has_learnt_does_not_count(
+    changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CostsFile(b"model", "Metal").write({1: 1.0}, {}, "fault")
+    assert CostsFile(b"model", "Metal").read() == ({1: 1.0}, {}, "fault")
+    if changed == "kernels":
+        monkeypatch.setattr(metal_ext._ext, "__file__", __file__)
+    elif changed in ("wheel_tag", "version"):
+        monkeypatch.setattr(row_costs, changed, lambda *_: "another")
+    else:
+        other = replace(this_machine(), **{changed: "another"})
+        monkeypatch.setattr(row_costs, "this_machine", lambda: other)
+    assert CostsFile(b"model", "Metal").read() == ({}, {}, "")
 
 
 def test_a_machine_that_is_slower_now_keeps_the_ratios() -> None:
