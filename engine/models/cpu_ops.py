@@ -163,10 +163,13 @@ class PackedDraft:
     @classmethod
     def of(
         cls,
-        at: DraftTensors,
+        at: DraftTensors | None,
         products: Mapping[str, metal_ext.PackedLinear],
         vectors: Mapping[str, mx.array],
-    ) -> "PackedDraft":
+    ) -> "PackedDraft | None":
+        """Return None for a model without such a head."""
+        if at is None:
+            return None
         norms = (at.embedding_norm, at.hidden_norm, at.norm)
         return cls(products[at.join.name], *(vectors[norm.name] for norm in norms))
 
@@ -187,11 +190,11 @@ class CpuOps:
         """Take all weights out of ``stored`` and pack them, a product at a time to save memory."""
         self._eps, self._embedding_scale = spec.norm_eps, spec.embedding_scale
         self._workers, self._places = workers, spec.places
+        routers = _routers(tensors)
         # These dicts are keyed by the name of the first matrix of each product.
         products: dict[str, metal_ext.PackedLinear] = {}
         stacks: dict[str, metal_ext.PackedExperts] = {}
         biases: dict[str, mx.array] = {}
-        routers = _routers(tensors)
         for product in tensors.products:
             matrices = [stored.matrix(matrix) for matrix in product]
             name = product[0].name
@@ -241,10 +244,8 @@ class CpuOps:
             )
             for layer, at in zip(spec.all_layers, tensors.all_layers, strict=True)
         ]
-        if tensors.draft is not None:
-            self._draft = PackedDraft.of(tensors.draft, products, vectors)
-        self._embedding = products[tensors.embedding.name]
-        self._norm = vectors[tensors.norm.name]
+        self._draft = PackedDraft.of(tensors.draft, products, vectors)
+        self._embedding, self._norm = products[tensors.embedding.name], vectors[tensors.norm.name]
         self._head = products[(tensors.head or tensors.embedding).name]
         mx.clear_cache()
 
@@ -303,16 +304,14 @@ class CpuOps:
         return metal_ext.linear(states, self._head, self._workers)
 
     def join(self, token_ids: mx.array, before: mx.array) -> mx.array:
-        eps, workers = self._eps, self._workers
-        embedded = metal_ext.rms_norm(
-            self.embed(token_ids), self._draft.embedding_norm, eps, workers
-        )
-        states = metal_ext.rms_norm(before, self._draft.hidden_norm, eps, workers)
-        return metal_ext.linear(
-            mx.concatenate([embedded, states], axis=1), self._draft.join, workers
-        )
+        draft, eps, workers = self._draft, self._eps, self._workers
+        assert draft is not None
+        embedded = metal_ext.rms_norm(self.embed(token_ids), draft.embedding_norm, eps, workers)
+        states = metal_ext.rms_norm(before, draft.hidden_norm, eps, workers)
+        return metal_ext.linear(mx.concatenate([embedded, states], axis=1), draft.join, workers)
 
     def draft_norm(self, x: mx.array) -> mx.array:
+        assert self._draft is not None
         return metal_ext.rms_norm(x, self._draft.norm, self._eps, self._workers)
 
 
