@@ -61,7 +61,7 @@ def test_an_engine_that_restarts_begins_with_the_costs_that_it_learnt(tiny_model
     assert answer_to(tiny_model, plain, drafts=True)[0] == plain
     (file,) = cache_folder().glob("costs-*")
     record = json.loads(file.read_text())
-    assert "8" in record["steps"]
+    assert max(map(int, record["steps"])) > 4, "steps with drafts were measured"
     file.write_text(json.dumps(record | {"steps": {"1": 1.0, "2": 9.0, "8": 99.0}}))
     assert answer_to(tiny_model, plain, drafts=True) == (plain, steps, None)
 
