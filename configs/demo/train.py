@@ -413,14 +413,14 @@ def evaluate_head(folder: Path, questions: Path) -> None:
             # As in the engine, a token and its draft are drawn with the same noise.
             noise = temperature * mx.random.gumbel((MAX_ANSWER + 1, VOCAB_SIZE))
             prompt, parts = answer(trunk, tokenizer, case, noise)
-            said = [part.token for part in parts]
-            ids = mx.array([prompt + said])
-            run = np.ones(len(said), dtype=bool)
+            answered = [part.token for part in parts]
+            ids = mx.array([prompt + answered])
+            run = np.ones(len(answered), dtype=bool)
             passes = head(trunk.model.embed_tokens(ids), trunk.model(ids))
             for number, states in enumerate(passes):
                 logits = trunk.model.embed_tokens.as_linear(states[0, len(prompt) : -1])
-                drafts = mx.argmax(logits + noise[1 : len(said)], axis=-1)
-                run = run[:-1] & (np.array(drafts) == said[1:])[number:]
+                drafts = mx.argmax(logits + noise[1 : len(answered)], axis=-1)
+                run = run[:-1] & (np.array(drafts) == answered[1:])[number:]
                 kept[number] += run.tolist()
         shares = ", ".join(f"{sum(marks) / len(marks):.1%}" for marks in kept.values())
         print(f"temperature {temperature}, drafts kept: at least 1, 2, 3: {shares}")

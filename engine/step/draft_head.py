@@ -41,7 +41,7 @@ class DraftHead:
         before: mx.array | None = None
         drafts: list[list[int]] = [[] for _ in wanted]
         passes: list[KVViews] = []
-        made: list[mx.array] = []
+        sampled: list[mx.array] = []
         ends: list[mx.array] = []
         with cancelling(passes):
             for depth in range(wanted[deepest[0]][1]):
@@ -54,10 +54,10 @@ class DraftHead:
                     before = views.hidden.first()
                 before = self._model.draft(tokens[: len(rows)], before[: len(rows)], views)
                 tokens = self._sample(self._model.head(before), rows, depth).astype(mx.int32)
-                made.append(tokens)
+                sampled.append(tokens)
                 ends += views.step_end([tokens, before])
             mx.eval(ends)  # once, since each pass takes its tokens from the one before
-        for ids in made:
+        for ids in sampled:
             newest: list[int] = ids.tolist()  # type: ignore[assignment]
             for number, token in zip(deepest, newest, strict=False):
                 drafts[number].append(token)
