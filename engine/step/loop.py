@@ -64,7 +64,7 @@ class EngineLoop:
         costs: RowCosts | None = None,
     ) -> None:
         """``emit`` is called on the engine's thread, once in each step that has events. ``costs``
-        are written down when the engine is idle, and at its end."""
+        are written down at the engine's end."""
         self.mailbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.stats = EngineStats()
         self.limits = scheduler.limits
@@ -263,8 +263,7 @@ class EngineLoop:
 
     def _housekeep(self, busy: bool) -> None:
         now = self._clock()
-        if self._memory.update(now, busy=busy):
-            self._costs.save(now)
+        self._memory.update(now, busy=busy)
         if busy and self._checks_every_step:
             self._kv.check_invariants()
         if not busy or now - self._stats_at >= STATS_INTERVAL_S:

@@ -27,9 +27,8 @@ class MemoryRelease:
         self._config = config
         self._is_cleanup_due = False
 
-    def update(self, now: float, *, busy: bool) -> bool:
-        """Release memory that is unused for long enough at the time ``now``. Return True if it
-        is."""
+    def update(self, now: float, *, busy: bool) -> None:
+        """Release memory that is unused for long enough at the time ``now``."""
         if busy:
             self.idle_since = None
         elif self.idle_since is None:
@@ -37,8 +36,6 @@ class MemoryRelease:
             self._is_cleanup_due = True
         elif now - self.idle_since >= self._config.idle_release_s:
             self._release(now - self.idle_since)
-            return True
-        return False
 
     def _release(self, idle_s: float) -> None:
         if idle_s >= self._config.prefix_keep_s:

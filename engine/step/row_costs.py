@@ -24,8 +24,6 @@ STEP_WEIGHT = 0.2
 # Until it is measured: what a row adds to a step, as a share of a step of one row, and what a draft
 # pass takes, as a share of a step with as many rows.
 FIRST_ROW_COST, FIRST_PASS_COST = 0.1, 0.1
-# The file is written at most once in this time, and at the engine's end.
-SAVE_INTERVAL_S = 60.0
 Seconds = dict[int, float]
 """Times by numbers of rows."""
 
@@ -62,7 +60,7 @@ class RowCosts:
         self._passes = CostTable(
             lambda rows: self._old_passes[rows] / self._old_steps[rows] * self._steps[rows]
         )
-        self._is_saved, self._saved_s = True, -math.inf
+        self._is_saved = True
 
     def observe(self, rows: int, seconds: float) -> None:
         """Note how long a step with this many rows took."""
@@ -87,12 +85,10 @@ class RowCosts:
         """Return True if a step with this many rows was measured, by an earlier process maybe."""
         return rows in self._steps.seconds or rows in self._old_steps.seconds
 
-    def save(self, now: float = math.inf) -> None:
-        """Write down what is new, unless the last time was less than SAVE_INTERVAL_S before
-        ``now``."""
-        if self._file is None or self._is_saved or now - self._saved_s < SAVE_INTERVAL_S:
+    def save(self) -> None:
+        """Write down what is new. No file is written while an engine serves."""
+        if self._file is None or self._is_saved:
             return
-        self._is_saved, self._saved_s = True, now
         steps = {rows: self._steps[rows] for rows in self._old_steps.seconds | self._steps.seconds}
         known = self._old_passes.seconds | self._passes.seconds
         self._file.write(steps, {rows: self._passes[rows] for rows in known})

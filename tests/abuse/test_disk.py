@@ -96,23 +96,28 @@ def test_fault_18_no_file_is_written_while_it_serves(tiny_model: Path) -> None:
         from server.cli.serve import serve_model
         from server.cli.settings import read_settings
 
+        # At its start it keeps its secret and what it knows of the model's files, and at its end
+        # what steps cost.
+        own = os.environ["XDG_STATE_HOME"], os.environ["XDG_CACHE_HOME"], "/dev/"
+
+        def elsewhere():
+            return [path for path in written if not any(place in path for place in own)]
+
         def ask():
             import httpx2, psutil
             from tests.abuse.processes import port_of
             from tests.server.harness import CHAT, chat
             url = f"http://127.0.0.1:{port_of(psutil.Process())}"
-            # At its start it keeps its secret and what it knows of the model's files.
-            own = os.environ["XDG_STATE_HOME"], os.environ["XDG_CACHE_HOME"], "/dev/"
-            print([path for path in written if not any(place in path for place in own)])
+            print(elsewhere())
             written.clear()
             with httpx2.Client(base_url=url, timeout=30.0) as http:
-                print(http.post(CHAT, json=chat(max_tokens=5)).status_code)
+                print(http.post(CHAT, json=chat(max_tokens=5)).status_code, written)
             os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=ask).start()
         flags = {"server": {"port": 0}, "cache": {"kv_budget": "16MiB"}}
         serve_model(sys.argv[1], read_settings(None, flags))
-        print([path for path in written if not path.startswith("/dev/")], flush=True)
+        print(elsewhere(), flush=True)
         os._exit(0)
     """
-    assert run(program, str(tiny_model)) == "[]\n200\n[]\n"
+    assert run(program, str(tiny_model)) == "[]\n200 []\n[]\n"

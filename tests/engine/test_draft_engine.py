@@ -64,15 +64,3 @@ def test_an_engine_that_restarts_begins_with_the_costs_that_it_learnt(tiny_model
     assert max(map(int, record["steps"])) > 4, "steps with drafts were measured"
     file.write_text(json.dumps(record | {"steps": {"1": 1.0, "2": 9.0, "8": 99.0}}))
     assert answer_to(tiny_model, plain, drafts=True) == (plain, steps, None)
-
-
-def test_an_idle_engine_writes_its_costs_down(tiny_model: Path) -> None:
-    config = replace(CONFIG, page_bytes=None, kv_budget_bytes=None, idle_release_s=0.0, drafts=True)
-    loop = built_loop(tiny_model, config, lambda _: None)
-    loop.mailbox.put(request_of(1, PROMPT, SamplingParams(20)))
-    run_dry(loop)
-    assert not list(cache_folder().glob("costs-*")), "a step is not delayed"
-    for _ in range(3):
-        loop.run_once()
-    assert list(cache_folder().glob("costs-*"))
-    loop.close()

@@ -9,7 +9,7 @@ import pytest
 
 import metal_ext
 from engine.step import row_costs
-from engine.step.row_costs import SAVE_INTERVAL_S, CostsFile, RowCosts
+from engine.step.row_costs import CostsFile, RowCosts
 from kvcache.selftest.machine import this_machine
 from kvcache.user_folders import cache_folder
 
@@ -97,20 +97,13 @@ def test_a_machine_that_is_slower_now_keeps_the_ratios() -> None:
     assert remembered().ratio(1, 3) == pytest.approx(3.0)
 
 
-def test_a_file_is_written_only_after_a_while_and_if_there_is_news() -> None:
+def test_a_file_is_written_only_if_there_is_news() -> None:
     costs = remembered()
-    costs.save(0.0)
+    costs.save()
     assert not list(cache_folder().glob("*")), "nothing is learnt"
     costs.observe(1, 1.0)
-    costs.save(0.0)
+    costs.save()
     assert file().stat().st_mode & 0o777 == 0o600
-    file().unlink()
-    costs.save(SAVE_INTERVAL_S)
-    costs.observe(1, 1.0)
-    costs.save(SAVE_INTERVAL_S - 1)
-    assert not list(cache_folder().glob("costs-*"))
-    costs.save(SAVE_INTERVAL_S)
-    assert file().exists()
 
 
 @pytest.mark.parametrize(
