@@ -17,8 +17,9 @@ MAX_DRAFTS = 7
 MAX_HEAD_DRAFTS = 4
 # Of this many steps, PLAIN_STEPS have no drafts of a head, so that their time stays known.
 MEASURED_STEPS, PLAIN_STEPS = 128, 3
-# Drafts rest unless they promise this many times the tokens per second.
-LEAST_GAIN = 1.05
+# Drafts rest unless they promise this many times the tokens per second. Those of a head must make
+# up for more: sequences that wait for them do without overlapped steps.
+LEAST_GAIN, LEAST_HEAD_GAIN = 1.05, 1.15
 
 
 class Drafter(Protocol):
@@ -74,9 +75,9 @@ class Drafts:
         likely = sequence.likely_next(min(room, MAX_DRAFTS))
         by_text = self._by_text(sequence, len(likely), running)
         by_head = self._by_head(sequence, min(room, MAX_HEAD_DRAFTS) if idle else 0, running)
-        is_head = by_head > by_text
+        is_head = by_head.depth > 0 and by_head > by_text
         sequence.drafted_by = self._of_head(sequence) if is_head else sequence.text_drafts
-        return max(by_text, by_head).depth
+        return by_head.depth if is_head else by_text.depth
 
     def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[tuple[int, ...]]:
         own = [each for each in wanted if each[0].drafted_by is each[0].head_drafts]
@@ -126,7 +127,7 @@ class Drafts:
 
     def _by_head(self, sequence: Sequence, limit: int, running: int) -> _Choice:
         """Choose a depth, as if all running sequences drafted alike."""
-        best, acceptance = _Choice(LEAST_GAIN, 0), self._of_head(sequence)
+        best, acceptance = _Choice(LEAST_HEAD_GAIN, 0), self._of_head(sequence)
         is_plain = self._steps % MEASURED_STEPS < PLAIN_STEPS or not self.costs.knows(running)
         if self._head is None or is_plain:
             return best

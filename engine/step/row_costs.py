@@ -19,8 +19,9 @@ from kvcache.user_folders import cache_folder
 
 log = logging.getLogger(__name__)
 
-# The weight of one measured step or pass in an average.
-STEP_WEIGHT = 0.2
+# The weight of one measured step or pass in an average: less if it took longer than before, since
+# other programs make steps longer and never shorter.
+STEP_WEIGHT, LONGER_STEP_WEIGHT = 0.2, 0.05
 # Until it is measured: what a row adds to a step, as a share of a step of one row, and what a draft
 # pass takes, as a share of a step with as many rows.
 FIRST_ROW_COST, FIRST_PASS_COST = 0.1, 0.1
@@ -38,7 +39,8 @@ class CostTable:
 
     def observe(self, rows: int, seconds: float) -> None:
         before = self.seconds.get(rows, seconds)
-        self.seconds[rows] = before + STEP_WEIGHT * (seconds - before)
+        weight = STEP_WEIGHT if seconds < before else LONGER_STEP_WEIGHT
+        self.seconds[rows] = before + weight * (seconds - before)
 
     def __getitem__(self, rows: int) -> float:
         if rows in self.seconds or not self.seconds:
