@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from engine.step.draft_head import DraftHead
 from engine.step.row_costs import RowCosts
-from engine.step.sequence import Acceptance, Sequence
+from engine.step.sequence import HEAD_RECOVERY, Acceptance, Sequence
 
 MAX_DRAFTS = 7
 # Deeper drafts of a head are rarely kept, as it was trained for one or two.
@@ -139,5 +139,5 @@ class Drafts:
             cost += number * self.costs.pass_ratio(running)
             best = max(best, _Choice(tokens / cost, number))
         if limit and not best.depth:
-            acceptance.recover()
+            acceptance.recover(HEAD_RECOVERY)
         return best

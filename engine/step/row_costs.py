@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 # The weight of one measured step or pass in an average: less if it took longer than before, since
 # other programs make steps longer and never shorter.
-STEP_WEIGHT, LONGER_STEP_WEIGHT = 0.2, 0.05
+STEP_WEIGHT, LONGER_STEP_WEIGHT = 0.2, 0.1
 # Until it is measured: what a row adds to a step, as a share of a step of one row, and what a draft
 # pass takes, as a share of a step with as many rows.
 FIRST_ROW_COST, FIRST_PASS_COST = 0.1, 0.1

@@ -37,8 +37,9 @@ from kvcache.sequences import Progress
 FIRST_ACCEPTANCE = 0.8
 # The weight of one draft in the average of those that were kept.
 DRAFT_WEIGHT = 0.15
-# Where drafts rest, the expected share comes back by this part at each chance.
-RECOVERY = 0.002
+# Where drafts rest, the expected share comes back by this part at each chance. A head has a chance
+# at each token.
+RECOVERY, HEAD_RECOVERY = 0.002, 0.01
 NO_MEMORY = "the system has no memory for it"
 
 
@@ -85,8 +86,8 @@ class Acceptance:
         for is_kept in (*(1.0,) * kept, *(0.0,) * (kept < drafts)):
             self.share += DRAFT_WEIGHT * (is_kept - self.share)
 
-    def recover(self) -> None:
-        self.share += RECOVERY * (FIRST_ACCEPTANCE - self.share)
+    def recover(self, part: float = RECOVERY) -> None:
+        self.share += part * (FIRST_ACCEPTANCE - self.share)
 
 
 @dataclass(slots=True, repr=False, eq=False)
