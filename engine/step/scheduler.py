@@ -352,10 +352,12 @@ class Scheduler:
         entries: list[PlanEntry] = []
         starving, rows = False, 0
         ready = [sequence for sequence in self._running if self._may_decode(sequence)]
-        if self._awaits_tokens(ready):
-            self._resting |= {sequence.seq_id for sequence in ready}
-            return [], False
-        all_drafts = self._draft(ready, overlapped=overlapped)
+        all_drafts: dict[int, tuple[int, ...]] = {}
+        if (drafter := self._active_drafter) is not None:
+            if self._awaits_tokens(drafter, ready):
+                self._resting |= {sequence.seq_id for sequence in ready}
+                return [], False
+            all_drafts = self._draft(drafter, ready, overlapped=overlapped)
         for sequence in ready:
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # it was preempted for one before it
@@ -378,26 +380,23 @@ class Scheduler:
         return lacks_one and sequence.seq_id not in self._resting
 
     @property
-    def _may_draft(self) -> bool:
-        """False while a prompt is computed: its chunks would run between a sequence's steps."""
-        return self.drafter is not None and all(each.num_uncomputed <= 1 for each in self._running)
+    def _active_drafter(self) -> Drafter | None:
+        """None while a prompt is computed: its chunks would run between a sequence's steps."""
+        prefills = any(sequence.num_uncomputed > 1 for sequence in self._running)
+        return None if prefills else self.drafter
 
-    def _awaits_tokens(self, ready: SequenceOf[Sequence]) -> bool:
+    def _awaits_tokens(self, drafter: Drafter, ready: SequenceOf[Sequence]) -> bool:
         """Return True if the step in flight has drafts, or samples a token which drafts can follow.
         Then all wait for it: sequences that are computed in turns take twice the time."""
-        if self.drafter is None or not self._may_draft:
-            return False
         running = len(self._running)
         has_drafts = any(sequence.num_uncomputed < 0 for sequence in self._running)
         in_flight = [sequence for sequence in ready if sequence.num_output_placeholders]
-        return has_drafts or any(self.drafter.may_follow(each, running) for each in in_flight)
+        return has_drafts or any(drafter.may_follow(each, running) for each in in_flight)
 
     def _draft(
-        self, ready: SequenceOf[Sequence], *, overlapped: bool
+        self, drafter: Drafter, ready: SequenceOf[Sequence], *, overlapped: bool
     ) -> dict[int, tuple[int, ...]]:
         """Return drafts by sequence. Memory for them is reserved."""
-        if self.drafter is None or not self._may_draft:
-            return {}
         wanted: list[tuple[Sequence, int]] = []
         left = self._max_batched_tokens - len(ready)
         for sequence in ready:
@@ -405,11 +404,11 @@ class Scheduler:
             room = min(left, sequence.max_tokens - 1 - sequence.num_tokens)
             if sequence.num_output_placeholders or room <= 0:
                 continue
-            depth = self.drafter.depth(sequence, room, len(self._running), idle=not overlapped)
+            depth = drafter.depth(sequence, room, len(self._running), idle=not overlapped)
             if depth and self.kv.reserve(sequence.seq_id, sequence.num_tokens + depth, depth):
                 wanted.append((sequence, depth))
                 left -= depth
-        drafts = zip(wanted, self.drafter.propose(wanted), strict=True)
+        drafts = zip(wanted, drafter.propose(wanted), strict=True)
         return {each.seq_id: self._allowed(each, tokens) for (each, _), tokens in drafts}
 
     def _allowed(self, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
