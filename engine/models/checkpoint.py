@@ -10,7 +10,7 @@ from engine.models.config import ModelConfig, Quantization
 from engine.models.draft_head import (
     PREFIXES,
     UNREAD,
-    DraftHead,
+    StoredHead,
     companion_head,
     head_beside,
     names_head,
@@ -201,7 +201,7 @@ def checkpoint_of(
     embeds: bool,
     naming: Naming = NAMINGS[0],
     unread: tuple[str, ...] = (),
-    draft: DraftHead | None = None,
+    draft: StoredHead | None = None,
 ) -> Checkpoint:
     """Return a checkpoint with computed sizes. ``tensors`` has the tensors that serving reads,
     without those of the draft head."""

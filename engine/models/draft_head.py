@@ -40,7 +40,7 @@ LEAST_WHOLE_MEAN = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class DraftHead:
+class StoredHead:
     """A checked draft head. The names of all its tensors begin with the prefix of ``naming``."""
 
     tensors: Mapping[str, Tensor]
@@ -57,7 +57,7 @@ def names_head(names: Collection[str]) -> bool:
 
 def own_head(
     config: ModelConfig, spec: ModelSpec, tensors: Mapping[str, Tensor], model: Naming
-) -> DraftHead | None:
+) -> StoredHead | None:
     """Return the head among a checkpoint's own ``tensors``, if there is one. The files store its
     norms as those of the model, which has the naming ``model``. Raises CheckpointError."""
     prefix = _prefix_in(tensors, PREFIXES)
@@ -67,7 +67,7 @@ def own_head(
     return _checked(config, spec, own, Naming(prefix, zero_centred=model.zero_centred))
 
 
-def head_beside(config: ModelConfig, spec: ModelSpec) -> DraftHead | None:
+def head_beside(config: ModelConfig, spec: ModelSpec) -> StoredHead | None:
     """Return the head that a file beside those has, if there is one. Raises CheckpointError."""
     path = config.file.parent
     own = set(weight_files(path))
@@ -76,7 +76,7 @@ def head_beside(config: ModelConfig, spec: ModelSpec) -> DraftHead | None:
     return next((head for head in heads if head is not None), None)
 
 
-def companion_head(folder: Path, spec: ModelSpec) -> DraftHead:
+def companion_head(folder: Path, spec: ModelSpec) -> StoredHead:
     """Return the head in a companion checkpoint's folder. Raises CheckpointError."""
     config = ModelConfig(folder)
     headers = [read_header(file) for file in sorted(folder.glob("*.safetensors"))]
@@ -86,7 +86,7 @@ def companion_head(folder: Path, spec: ModelSpec) -> DraftHead:
     return head
 
 
-def _head_in(headers: Sequence[Header], config: ModelConfig, spec: ModelSpec) -> DraftHead | None:
+def _head_in(headers: Sequence[Header], config: ModelConfig, spec: ModelSpec) -> StoredHead | None:
     """Return the head in files other than the model's, if there is one. Raises CheckpointError."""
     names = {name for header in headers for name in header.entries}
     prefix = _prefix_in(names, (*PREFIXES, ""))
@@ -120,7 +120,7 @@ def _prefix_in(names: Collection[str], prefixes: Sequence[str]) -> str | None:
 
 def _checked(
     config: ModelConfig, spec: ModelSpec, tensors: Mapping[str, Tensor], naming: Naming
-) -> DraftHead:
+) -> StoredHead:
     config = copy(config)  # without a quantization of the model, shapes tell that of a head
     config.values = {"quantization": {"bits": 4, "group_size": 64}} | config.values
     naming = replace(naming, experts=find_expert_names(tensors))
@@ -128,4 +128,4 @@ def _checked(
     draft = model_tensors(spec.with_draft_head(), draft=naming, with_head=False).draft
     assert draft is not None
     packings = check_tensors(config, spec.family, draft.shapes, tensors)
-    return DraftHead(tensors, packings, naming)
+    return StoredHead(tensors, packings, naming)

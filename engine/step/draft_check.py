@@ -28,7 +28,7 @@ class DraftFaultError(Exception):
 
 
 class DraftCheck:
-    """Stands between a runner and a model, and keeps the bits of what the model computes."""
+    """A model that passes calls on to the loaded one, and keeps the bits of its results."""
 
     def __init__(
         self, model: Model, kv: KVCacheManager, vocab_size: int, workers: CpuWorkers | None = None

@@ -133,7 +133,7 @@ class Sequence:
     """The number of steps in a row that the sequence has sat out because of costly masks."""
     text_drafts: Acceptance = field(default_factory=Acceptance)
     head_drafts: Acceptance | None = None
-    """Those of the model's head, from the first time on that these are thought of."""
+    """Drafts of the model's head; None until the head is considered for the first time."""
     drafted_by: Acceptance = field(init=False)
     """The source of the newest drafts: one of the two above."""
     accepted_drafts: int = 0

@@ -1,4 +1,4 @@
-"""The hidden states before a step's rows: each is that of the token before, whoever computed it."""
+"""Each row of a step gets the hidden state of the token before, also from another sequence."""
 
 from collections.abc import Sequence
 from dataclasses import replace

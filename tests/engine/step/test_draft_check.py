@@ -1,4 +1,4 @@
-"""Whether drafts change the bits of a loaded model: never on a CPU, and whoever does is refused."""
+"""Drafts change no bits of a model on a CPU. A model whose bits they change is refused."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_on_a_cpu_drafts_change_no_bit(tmp_path: Path, model: str, instruction_s
 
 @dataclass
 class ByRows:
-    """A model whose last row has other bits in steps with at least so many rows."""
+    """A model that computes other bits for the last row of a step with ``rows`` rows or more."""
 
     model: Model
     rows: int

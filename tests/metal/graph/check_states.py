@@ -74,7 +74,7 @@ def test_steps_of_ragged_rows_are_the_cpus(kind: str, dtype: mx.Dtype) -> None:
         # From the boundary on the way: what others have is only read.
         [(third.part(0, 4), 0, [(1, 4), (3, 5), (4, 6)]), (one.part(6, 9), 1, [(2, 7), (3, 1)])],
         [(one.part(9, 10), 0, [(1, 3)]), (other, 4, [(12, 4)]), (third.part(4, 5), 5, [(1, 5)])],
-        # Drafts, then what was kept of them and what follows.
+        # A step with drafts, then one that repeats the kept drafts before its own rows.
         [(third.part(5, 12), 5, [(1, 5)]), (one.part(10, 12), 3, [(1, 3)])],
         [(one.part(11, 12), 3, [(1, 3)]), (third.part(6, 12), 5, [(2, 1), (4, 5)])],
     ]
