@@ -14,7 +14,7 @@ from engine.journal import Journal
 from engine.machine import MachineMemory, machine_threads
 from engine.models.checkpoint import Checkpoint
 from engine.models.identity import ModelIdentity
-from engine.models.mlx_ops import MlxOps
+from engine.models.mlx_ops import FEW_ROWS, MlxOps
 from engine.models.spec import ModelSpec
 from engine.models.weights import Progress, compute_itemsize, load_model
 from engine.planning.memory import Q4, memory_demand
@@ -410,7 +410,7 @@ def assemble(
         if on_gpu:
             scheduler.budget = warm_up_gpu(loop, scheduler, config)
         head = None if draft_model is None else DraftHead(draft_model, kv, workers)
-        check = DraftCheck(model, kv, vocab_size) if on_gpu else None
+        check = DraftCheck(model, kv, vocab_size, FEW_ROWS) if on_gpu else None
         scheduler.drafter = new_drafter(limits, config, costs, head, check)
     except BaseException:
         loop.close()
@@ -422,7 +422,14 @@ def new_scheduler(
     kv: KVCacheManager, limits: EngineLimits, config: EngineConfig, *, on_gpu: bool
 ) -> Scheduler:
     budget = first_budget(config, GPU_TILE_ROWS if on_gpu else 1)
-    return Scheduler(kv, limits, budget, config.max_num_batched_tokens, config.max_step_mask_s)
+    return Scheduler(
+        kv,
+        limits,
+        budget,
+        config.max_num_batched_tokens,
+        config.max_step_mask_s,
+        max_draft_rows=FEW_ROWS if on_gpu else None,
+    )
 
 
 def new_drafter(

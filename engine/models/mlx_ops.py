@@ -31,6 +31,8 @@ from kvcache.views import KVViews
 # If there are at least this many pairs of a token and an expert, sort them by expert, so that an
 # expert's tokens are multiplied together. mlx-lm does the same (models/switch_layers.py).
 LEAST_SORTED_PAIRS = 64
+# The most rows of a step whose products have, on a GPU, the bits of one row alone.
+FEW_ROWS = 8
 # Less than 65504, because bfloat16 rounds the numbers of which K and V are made.
 LARGEST_FLOAT16 = 60000
 

@@ -15,7 +15,8 @@ from kvcache.views import KVViews
 from metal_ext import CpuWorkers
 
 PROMPT_TOKENS = 9
-# The rows of a sequence in each compared step. The last step begins with what drafts have left.
+# The rows of a sequence in each compared step, if the step has room for them. The last step begins
+# with what drafts have left.
 ROWS = (1 + MAX_DRAFTS, 4, 2, 1)
 # The number of sequences in a step with company.
 COMPANY = 3
@@ -31,12 +32,19 @@ class DraftCheck:
     """A model that passes calls on to the loaded one, and keeps the bits of its results."""
 
     def __init__(
-        self, model: Model, kv: KVCacheManager, vocab_size: int, workers: CpuWorkers | None = None
+        self,
+        model: Model,
+        kv: KVCacheManager,
+        vocab_size: int,
+        max_rows: int,
+        workers: CpuWorkers | None = None,
     ) -> None:
-        """No sequence may be open in ``kv``. ``workers`` is None on a GPU."""
+        """No sequence may be open in ``kv``. ``max_rows`` limits the rows of a step with drafts.
+        ``workers`` is None on a GPU."""
         self._model = model
         self._kv = kv
         self._vocab_size = vocab_size
+        self._max_rows = max_rows
         self._runner = ModelRunner(self, kv, workers=workers)
         self._bits = mx.array([])
 
@@ -44,10 +52,11 @@ class DraftCheck:
         """Return half a sentence about rows whose bits drafts change, or "" if there are none."""
         alone = self._run((1,) * sum(ROWS), 1)
         for sequences in (1, min(COMPANY, max_num_seqs)):
-            drafted, start = self._run(ROWS, sequences), 0
+            rows = tuple(min(count, self._max_rows // sequences) for count in ROWS)
+            drafted, start = self._run(rows, sequences), 0
             if alone is None or drafted is None:
                 return TOO_SMALL
-            for count in ROWS:
+            for count in rows:
                 end = start + count
                 if not mx.array_equal(alone[start:end], drafted[start:end]):
                     return f"{count * sequences} rows together have other bits than one by one"

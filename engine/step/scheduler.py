@@ -169,8 +169,10 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_step_mask_s: float = math.inf,
         drafter: Drafter | None = None,
+        max_draft_rows: int | None = None,
     ) -> None:
-        """``max_step_mask_s`` limits the processor time for making all masks of a step."""
+        """``max_step_mask_s`` limits the processor time for making all masks of a step.
+        ``max_draft_rows`` limits the rows of a step with drafts (by default to those of any)."""
         self.kv = kv
         self.limits = limits
         self.budget = budget
@@ -179,6 +181,7 @@ class Scheduler:
         self.holds_back = False
         """True while memory is short. Then no sequence is admitted beside a running sequence."""
         self._max_batched_tokens = max_num_batched_tokens
+        self._max_draft_rows = max_draft_rows or max_num_batched_tokens
         self.max_step_mask_s = max_step_mask_s
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
@@ -381,9 +384,11 @@ class Scheduler:
 
     @property
     def _active_drafter(self) -> Drafter | None:
-        """None while a prompt is computed: its chunks would run between a sequence's steps."""
+        """None while a prompt is computed: its chunks would run between a sequence's steps. Also
+        None if a step has no room for a draft of each sequence."""
         prefills = any(sequence.num_uncomputed > 1 for sequence in self._running)
-        return None if prefills else self.drafter
+        too_many = 2 * len(self._running) > self._max_draft_rows
+        return None if prefills or too_many else self.drafter
 
     def _awaits_tokens(self, drafter: Drafter, ready: SequenceOf[Sequence]) -> bool:
         """Return True if the step in flight has drafts, or samples a token which drafts can follow.
@@ -398,16 +403,15 @@ class Scheduler:
     ) -> dict[int, tuple[int, ...]]:
         """Return drafts by sequence. Memory for them is reserved."""
         wanted: list[tuple[Sequence, int]] = []
-        left = self._max_batched_tokens - len(ready)
+        share = self._max_draft_rows // max(1, len(ready)) - 1
         for sequence in ready:
             # No K and V are computed for an answer's last token.
-            room = min(left, sequence.max_tokens - 1 - sequence.num_tokens)
+            room = min(share, sequence.max_tokens - 1 - sequence.num_tokens)
             if sequence.num_output_placeholders or room <= 0:
                 continue
             depth = drafter.depth(sequence, room, len(self._running), idle=not overlapped)
             if depth and self.kv.reserve(sequence.seq_id, sequence.num_tokens + depth, depth):
                 wanted.append((sequence, depth))
-                left -= depth
         drafts = zip(wanted, drafter.propose(wanted), strict=True)
         return {each.seq_id: self._allowed(each, tokens) for (each, _), tokens in drafts}
 

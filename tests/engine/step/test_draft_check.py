@@ -27,10 +27,12 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def fault_of(loop: EngineLoop, model: Model | None = None, max_num_seqs: int = 8) -> str:
+def fault_of(
+    loop: EngineLoop, model: Model | None = None, max_num_seqs: int = 8, max_rows: int = 24
+) -> str:
     own, vocab = loop._runner._model, loop.limits.vocab_size  # type: ignore[attr-defined]
     workers = loop._runner._workers  # type: ignore[attr-defined]
-    check = DraftCheck(own if model is None else model, loop._kv, vocab, workers)
+    check = DraftCheck(own if model is None else model, loop._kv, vocab, max_rows, workers)
     fault = check.fault(max_num_seqs)
     stats = loop._kv.stats()
     assert (stats.num_sequences, stats.live_bytes, stats.cached_bytes) == (0, 0, 0)
@@ -75,6 +77,17 @@ def test_a_model_whose_bits_depend_on_the_rows_of_a_step_is_refused(rows: int, f
     words = f"{fault} rows together have other bits than one by one"
     assert fault_of(loop, model) == (words if fault else "")
     assert fault_of(loop, model, max_num_seqs=1) == (words if fault == 8 else "")
+    loop.close()
+
+
+@pytest.mark.parametrize(("rows", "fault"), [(2, 8), (6, 8), (8, 8), (9, 0), (24, 0)])
+def test_bits_of_steps_that_drafts_never_make_are_no_reason(rows: int, fault: int) -> None:
+    loop = recall_loop(lambda _: None)
+    model = ByRows(loop._runner._model, rows)  # type: ignore[attr-defined]
+    words = f"{fault} rows together have other bits than one by one"
+    assert fault_of(loop, model, max_rows=8) == (words if fault else "")
+    model.rows = 3  # three sequences have two rows each
+    assert fault_of(loop, model, max_rows=8).startswith("8 rows")
     loop.close()
 
 

@@ -109,12 +109,19 @@ class CountingKV:
 
 
 def scheduler(
-    *, blocks: int = 100, seqs: int = 4, budget: int = 16, batched: int = 32, model_len: int = 64
+    *,
+    blocks: int = 100,
+    seqs: int = 4,
+    budget: int = 16,
+    batched: int = 32,
+    model_len: int = 64,
+    max_draft_rows: int | None = None,
 ) -> tuple[Scheduler, CountingKV]:
     kv = CountingKV(blocks)
     limits = EngineLimits(max_model_len=model_len, max_num_seqs=seqs, vocab_size=1000)
     tokens = TokenBudget(target_s=1.0, minimum=1, maximum=batched, tokens=budget)
-    return Scheduler(cast(KVCacheManager, kv), limits, tokens, batched), kv
+    own = cast(KVCacheManager, kv)
+    return Scheduler(own, limits, tokens, batched, max_draft_rows=max_draft_rows), kv
 
 
 def request(
@@ -427,6 +434,23 @@ def test_where_one_sequence_drafts_all_stay_in_one_step(drafting: set[int]) -> N
         assert {entry.seq_id for entry in flying.entries if entry.drafts} == drafting
         assert not s.schedule(overlapped=True).entries
         s.commit(flying, [ALL_KEPT if entry.drafts else Token(7) for entry in flying.entries])
+
+
+@pytest.mark.parametrize(
+    ("sequences", "limit", "drafts"),
+    [(1, 8, 2), (2, 8, 2), (3, 8, 1), (4, 8, 1), (5, 8, 0), (8, 8, 0), (1, 2, 1), (2, 2, 0)],
+)
+def test_a_step_with_drafts_has_limited_rows_that_sequences_share(
+    sequences: int, limit: int, drafts: int
+) -> None:
+    s, _ = scheduler(seqs=8, max_draft_rows=limit)
+    for number in range(1, sequences + 1):
+        s.add(request(number, 2, max_tokens=30))
+    run_step(s)
+    s.drafter = DraftsOf(set(range(1, sequences + 1)))
+    flying = s.schedule()
+    assert [entry.drafts for entry in flying.entries] == [drafts] * sequences
+    assert bool(s.schedule(overlapped=True).entries) == (drafts == 0), "none waits for drafts"
 
 
 def test_nobody_drafts_while_a_prompt_is_computed() -> None:
