@@ -10,7 +10,7 @@ from engine.planning.capacity import Allocation, Room, empty_machine
 from engine.planning.cost import CostModel
 from engine.planning.devices import Device
 from engine.planning.memory import ModelShape, own_packing, weights_bytes
-from engine.step.token_budget import ALONE_TARGETS
+from engine.step.token_budget import alone_target_s
 from kvcache.backends.choice import KVBackendChoice
 
 FOUR_BITS = Quantization(4, 64)
@@ -37,10 +37,12 @@ class Estimate:
 
     def first_token_s(self, prompt: int) -> float:
         """Return the time from a prompt's start to its first token, in steps of the target time."""
-        target_s = ALONE_TARGETS * self.config.step_time_target_ms / 1000
+        most = self.config.max_num_batched_tokens
+        whole_s, half_s = (self.cost.step_seconds([(0, count)]) for count in (most, most // 2))
+        target_s = alone_target_s(self.config.step_time_target_ms / 1000, 2 * half_s - whole_s)
         start, seconds = 0, 0.0
         while start < prompt:
-            count = self.cost.prompt_tokens(target_s, self.config.max_num_batched_tokens, start)
+            count = self.cost.prompt_tokens(target_s, most, start)
             count = min(count, prompt - start)
             seconds += self.cost.step_seconds([(start, count)])
             start += count

@@ -11,8 +11,14 @@ from dataclasses import dataclass, field
 MAX_GROWTH = 1.5
 # The budget stays unchanged for step times between this fraction of the target and the target.
 CALM_FRACTION = 0.8
-# A step that only computes prompts delays no answer, so it may take this many times the target.
+# A step that only computes prompts delays no answer, so it may take this many times the target. If
+# even a step of few tokens takes long, as these choose many experts, it may take FIXED_SHARES times
+# the part that does not depend on their number, up to LONGEST_ALONE_S: newcomers wait for its end.
 ALONE_TARGETS = 5.0
+FIXED_SHARES = 5.0
+LONGEST_ALONE_S = 2.0
+# That part is measured by steps whose numbers of tokens deviate this much, by the mean number.
+LEAST_DEVIATION = 0.25
 # If a step computes prompts while sequences generate, it may take this many times as long as a
 # step without prompts. So prompts progress even if generating takes most of the target time.
 MAX_SLOWDOWN = 3.0
@@ -28,6 +34,36 @@ LEARNT_WEIGHT = 0.5
 # The number of token rows that MLX's kernels compute together on a GPU. Fewer rows take the same
 # time (mlx/backend/metal/quantized.cpp).
 GPU_TILE_ROWS = 32
+
+
+def alone_target_s(target_s: float, fixed_s: float) -> float:
+    """Return the target time of steps that only compute prompts, of which ``fixed_s`` does not
+    depend on the number of tokens."""
+    return max(ALONE_TARGETS * target_s, min(FIXED_SHARES * fixed_s, LONGEST_ALONE_S))
+
+
+@dataclass(slots=True)
+class FixedTime:
+    """The part of steps' times that does not depend on the number of tokens, by a line through the
+    newest steps (least squares, with weights that decay)."""
+
+    seconds: float | None = None
+    """None until it is measured."""
+    _tokens: float = 0.0
+    _mean_s: float = 0.0
+    _variance: float = 0.0
+    _covariance: float = 0.0
+
+    def observe(self, tokens: float, seconds: float) -> None:
+        weight = NEWEST_WEIGHT if self._tokens else 1.0
+        more, more_s = tokens - self._tokens, seconds - self._mean_s
+        self._tokens += weight * more
+        self._mean_s += weight * more_s
+        self._variance = (1 - weight) * (self._variance + weight * more**2)
+        self._covariance = (1 - weight) * (self._covariance + weight * more * more_s)
+        if self._variance > (LEAST_DEVIATION * self._tokens) ** 2:
+            slope = self._covariance / self._variance
+            self.seconds = min(max(0.0, self._mean_s - slope * self._tokens), self._mean_s)
 
 
 @dataclass(slots=True)
@@ -51,6 +87,8 @@ class TokenBudget:
     """The mean time of a prompt token in short contexts; 0 before it is measured."""
     context: float = field(default=0.0, init=False)
     """The mean number of tokens to which ``token_s`` attends."""
+    fixed: FixedTime = field(default_factory=FixedTime, init=False)
+    """Of steps that only compute prompts."""
 
     def __post_init__(self) -> None:
         assert 1 <= self.minimum <= self.tokens <= self.maximum
@@ -109,7 +147,14 @@ class TokenBudget:
             ratio = max(self.target_s, MAX_SLOWDOWN * self.decoding_s) / seconds
             self.tokens = self._steered(limit, cost, ratio, full=full)
         else:
-            ratio = ALONE_TARGETS * self.target_s / seconds
+            if context < SHORT_CONTEXT:
+                self.fixed.observe(cost, seconds)
+            # Until steps of several sizes have shown it, half of the smallest step's time is fixed.
+            fixed_s = seconds / 2 if limit == self.minimum else 0.0
+            if self.fixed.seconds is not None:
+                fixed_s = min(self.fixed.seconds, seconds * (1 - 1 / FIXED_SHARES))
+            own_s = alone_target_s(self.target_s, fixed_s) - fixed_s
+            ratio = own_s / (seconds - fixed_s)
             self.alone = self._steered(limit, cost, ratio, full=full)
 
     def _learn(self, context: float, token_s: float) -> None:

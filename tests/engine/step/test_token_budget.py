@@ -1,10 +1,12 @@
 import math
+import random
 
 import pytest
 
 from engine.step.token_budget import (
     ALONE_TARGETS,
     CALM_FRACTION,
+    LONGEST_ALONE_S,
     MAX_GROWTH,
     MAX_SLOWDOWN,
     TokenBudget,
@@ -149,8 +151,11 @@ DEVICES = [(2e-4, 5e-8), (6e-4, 4e-8), (3e-4, 3e-8), (5e-3, 1.5e-7), (1e-3, 0.0)
 class ModelledDevice:
     """A device whose steps of prompts take rows x (a + b x context), ``a`` for whole tiles."""
 
-    def __init__(self, token_s: float, pair_s: float, tile: int = 1) -> None:
-        self.token_s, self.pair_s = token_s, pair_s
+    def __init__(
+        self, token_s: float, pair_s: float, tile: int = 1, fixed_s: float = 0.0, noise: float = 0.0
+    ) -> None:
+        self.token_s, self.pair_s, self.fixed_s = token_s, pair_s, fixed_s
+        self._noise, self._random = noise, random.Random(7)
         self.budget = TokenBudget(0.1, 16, 2048, 64, tile=tile)
 
     def prompt(self, start: int, tokens: int, *, beside_s: float = 0.0) -> float:
@@ -162,7 +167,8 @@ class ModelledDevice:
             count = min(self.budget.chunk(room, start, int(decoding)), end - start)
             pairs = count * start + count * (count - 1) // 2
             rows = math.ceil(count / self.budget.tile) * self.budget.tile
-            times.append(beside_s + rows * self.token_s + pairs * self.pair_s)
+            seconds = self.fixed_s + beside_s + rows * self.token_s + pairs * self.pair_s
+            times.append(seconds * (1 + self._noise * self._random.uniform(-1, 1)))
             self.budget.observe(count, times[-1], decoding=decoding, pairs=pairs)
             start += count
         return max(times)
@@ -182,6 +188,35 @@ def test_the_pause_keeps_to_the_target_behind_any_context(
     device.prompt(0, 50_000, beside_s=0.02)
     for context in (*CONTEXTS, *reversed(CONTEXTS)):
         assert device.prompt(context, 600, beside_s=0.02) <= slack * 0.1 + tile_s, context
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.2])
+@pytest.mark.parametrize("prompts", [[2048] * 6, [20_000], [50, 4000, 120, 9000], [31, 900] * 9])
+@pytest.mark.parametrize(
+    ("fixed_s", "token_s", "least"),
+    [(0.57, 19e-4, 1.8), (0.2, 45e-5, 1.4), (0.4, 1e-3, 1.8), (1.0, 2e-3, 1.7), (0.3, 3e-3, 1.2)],
+)
+def test_where_even_few_tokens_take_long_steps_of_prompts_alone_get_longer(
+    prompts: list[int], noise: float, fixed_s: float, token_s: float, least: float
+) -> None:
+    """By the time of a token, beside that of steps that take ALONE_TARGETS times the target."""
+    device = ModelledDevice(token_s, 0.0, 32, fixed_s, noise)
+    longest = [device.prompt(0, prompt) for prompt in prompts * 2]
+    room = device.budget.room(decoding=False)
+    before = max(32, (0.8 * ALONE_TARGETS * 0.1 - fixed_s) / token_s)
+    each, each_before = (fixed_s / rows + token_s for rows in (room, before))
+    assert each_before > least * each
+    assert max(longest) < (1 + noise) * 1.5 * LONGEST_ALONE_S
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.2])
+@pytest.mark.parametrize("token_s", [1e-4, 3e-4, 1e-3, 3e-3])
+def test_where_time_grows_with_the_tokens_steps_of_prompts_keep_to_their_target(
+    token_s: float, noise: float
+) -> None:
+    device = ModelledDevice(token_s, 0.0, 32, 0.02, noise)
+    longest = [device.prompt(0, prompt) for prompt in [2048, 300, 50, 9000, 700] * 5]
+    assert max(longest) < (1 + 2 * noise) * ALONE_TARGETS * 0.1 + 32 * token_s
 
 
 @pytest.mark.parametrize(("token_s", "pair_s"), DEVICES)
