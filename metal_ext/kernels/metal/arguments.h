@@ -20,6 +20,8 @@ enum : uint32_t {
   kMaxHeadDim = 256,
   kSwigluNumbers = 4,  // numbers that a thread of swiglu computes
   kDeltaThreads = 512,  // threads of a threadgroup of gated_delta
+  kScanThreads = 64,    // threads of a threadgroup of delta_scan
+  kDeltaStateRows = 8,  // rows of a head's state in a simdgroup of either
 };
 
 // Returns the first position that the row at `position` sees. A window of 0 hides nothing.
@@ -137,7 +139,7 @@ struct DeltaArguments {
   uint32_t tail_rows;  // earlier rows that the convolution reads
   uint32_t segments;
   float eps;  // epsilon of the norm
-  uint32_t unused;
+  uint32_t rows;  // of all segments
 };
 
 // The arguments of zero_blocks and copy_blocks. The strides are the distances between regions.

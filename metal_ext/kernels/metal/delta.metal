@@ -1,11 +1,21 @@
 // Gated delta nets (Yang, Kautz, Hatamizadeh, arXiv 2412.06464):
 //   S = decay S + (v - decay S k) beta k^T,   y = S q
-// One kernel computes the layer. Another one writes the convolution's newest inputs (tail). Tokens
-// are computed one by one, so cutting a sequence does not change results. A layer's part of a slot
-// (kept states) is S [value_heads][D][D] in float32, and the tail [tail_rows][conv_width] in T.
+// A layer takes one of two forms. For short segments (runs of tokens of one sequence), gated_delta
+// computes everything but the convolution's newest inputs (tails), which delta_tails writes. For
+// long ones, delta_prepare and delta_finish compute what tokens do not need of each other, and
+// delta_scan the recurrence. Both forms compute tokens one by one with the same functions, so that
+// neither the form nor cutting a sequence changes results. A layer's part of a slot (kept states)
+// is S [value_heads][D][D] in float32, and the tail [tail_rows][conv_width] in T.
 #include "rows.h"
 
-constant constexpr uint kDeltaSimdgroups = kDeltaThreads / 32;
+// Eight lanes share two rows of S, of which a lane has every eighth float4. Four lanes for each row
+// would load each key and query twice as often.
+constant constexpr uint kRowLanes = 8;
+constant constexpr uint kLaneRows = 2;
+constant constexpr uint kSimdgroupRows = 32 / kRowLanes * kLaneRows;
+static_assert(kSimdgroupRows == kDeltaStateRows, "as the host counts them");
+// The tokens for which the simdgroups of gated_delta compute query, key and value at once.
+constant constexpr uint kTokensAtOnce = kDeltaThreads / 32 / 3;
 // The epsilon in the length of a head's query or key, which is the same in all models.
 constant constexpr float kUnitEps = 1e-6f;
 
@@ -18,58 +28,259 @@ inline device uchar* slot_at(device uchar* arena, ulong slot, constant DeltaArgu
   return reinterpret_cast<device uchar*>(slot + arguments.offset);
 }
 
+// Returns the slot from which a segment starts. A segment that starts from zeros gets any valid
+// address, from which nothing is read.
+template <Rows kind>
+inline device uchar* begun_at(
+    device uchar* arena, DeltaSegment segment, const device DeltaWrite* writes,
+    constant DeltaArguments& arguments) {
+  const ulong slot = segment.reads != 0 ? segment.read : writes[segment.first_write].slot;
+  return slot_at<kind>(arena, slot, arguments);
+}
+
 template <typename T, int D>
-inline const device T* tail_of(const device uchar* slot, constant DeltaArguments& arguments) {
-  return reinterpret_cast<const device T*>(
+inline device T* tail_of(device uchar* slot, constant DeltaArguments& arguments) {
+  return reinterpret_cast<device T*>(
       slot + ulong(arguments.value_heads) * uint(D * D) * sizeof(float));
 }
 
-inline uint conv_width(uint dims, constant DeltaArguments& arguments) {
-  return (2 * arguments.key_heads + arguments.value_heads) * dims;
+// Returns the number of heads of D channels in a row of qkv: queries, then keys, then values.
+inline uint mixed_heads(constant DeltaArguments& arguments) {
+  return 2 * arguments.key_heads + arguments.value_heads;
+}
+
+inline uint key_head_of(uint head, constant DeltaArguments& arguments) {
+  return head / (arguments.value_heads / arguments.key_heads);
 }
 
 inline float silu(float x) { return x / (1.0f + precise::exp(-x)); }
 
-// Returns one channel's convolution for a token of a segment (run of tokens). Inputs before the
-// segment come from the tail (the newest inputs in a slot), or are zeros if there is no tail.
+inline float sum_of_squares(float4 x) {
+  return simd_sum(fma(x.w, x.w, fma(x.z, x.z, fma(x.y, x.y, x.x * x.x))));
+}
+
+// What delta_prepare and gated_delta read of a layer and its step.
 template <typename T>
-inline float convolved(
-    const device T* qkv, const device T* tail, bool has_tail, const device float* weights,
-    DeltaSegment segment, uint token, uint channel, uint width,
-    constant DeltaArguments& arguments) {
-  float sum = 0.0f;
-  for (uint tap = 0; tap <= arguments.tail_rows; ++tap) {
-    const uint place = token + tap;
-    float x = 0.0f;
-    if (place >= arguments.tail_rows) {
-      const ulong row = segment.first + place - arguments.tail_rows;
-      x = float(qkv[row * width + channel]);
-    } else if (has_tail) {
-      x = float(tail[ulong(place) * width + channel]);
+struct DeltaInputs {
+  const device T* qkv;       // [rows][conv_width]
+  const device T* a;         // [rows][value_heads]
+  const device T* b;
+  const device float* conv;  // [tail_rows + 1][conv_width]
+  const device float* a_log;
+  const device float* dt_bias;
+};
+
+// Computes four channels of the convolution for a token of a segment. Inputs before the segment
+// come from the tail, or are zeros if there is no tail.
+template <typename T>
+inline float4 convolved(
+    DeltaInputs<T> inputs, const device T* tail, DeltaSegment segment, uint token, uint channel,
+    uint width, constant DeltaArguments& arguments) {
+  const uint kept = arguments.tail_rows;
+  const uint before = token < kept ? kept - token : 0;  // taps before the segment
+  const device float* weights = inputs.conv + channel;
+  const device T* x = tail + ulong(token) * width + channel;
+  float4 sum = float4(0.0f);
+  for (uint tap = 0; tap < before; ++tap) {
+    if (segment.reads != 0) {
+      sum = fma(load_floats(x), load<4>(weights), sum);
     }
-    sum = fma(x, weights[ulong(tap) * width + channel], sum);
+    x += width;
+    weights += width;
   }
-  return silu(sum);
+  x = inputs.qkv + (ulong(segment.first) + token + before - kept) * width + channel;
+  for (uint tap = before; tap <= kept; ++tap) {
+    sum = fma(load_floats(x), load<4>(weights), sum);
+    x += width;
+    weights += width;
+  }
+  return float4(silu(sum.x), silu(sum.y), silu(sum.z), silu(sum.w));
 }
 
-// Computes a lane's N numbers of the vector x * scale / sqrt(sum(x^2) + eps).
-template <int N>
-inline void unit_part(const threadgroup float* x, uint lane, float scale, thread float* part) {
-  float squares = 0.0f;
-  QUIRE_UNROLL
-  for (uint i = 0; i < N; ++i) {
-    part[i] = x[lane * N + i];
-    squares = fma(part[i], part[i], squares);
+// Computes a lane's part of a head of mixed_heads(): of the unit vector for queries, which are also
+// scaled, and for keys.
+template <typename T, int D>
+inline float4 mixed_part(
+    DeltaInputs<T> inputs, const device T* tail, DeltaSegment segment, uint token, uint head,
+    uint lane, constant DeltaArguments& arguments) {
+  const uint width = mixed_heads(arguments) * uint(D);
+  float4 x = convolved(
+      inputs, tail, segment, token, head * uint(D) + lane * 4, width, arguments);
+  if (head < 2 * arguments.key_heads) {
+    const float scale = head < arguments.key_heads ? precise::rsqrt(float(D)) : 1.0f;
+    const float factor = scale * precise::rsqrt(sum_of_squares(x) + kUnitEps);
+    QUIRE_UNROLL
+    for (uint i = 0; i < 4; ++i) {
+      x[i] *= factor;
+    }
   }
-  const float factor = scale * precise::rsqrt(simd_sum(squares) + kUnitEps);
+  return x;
+}
+
+// Returns a head's decay and beta for the token in `row`.
+template <typename T>
+inline float2 gates_of(
+    DeltaInputs<T> inputs, ulong row, uint head, constant DeltaArguments& arguments) {
+  const ulong gate = row * arguments.value_heads + head;
+  const float x = float(inputs.a[gate]) + inputs.dt_bias[head];
+  const float softplus = max(x, 0.0f) + precise::log(1.0f + precise::exp(-max(x, -x)));
+  const float decay = precise::exp(-precise::exp(inputs.a_log[head]) * softplus);
+  return float2(decay, 1.0f / (1.0f + precise::exp(-float(inputs.b[gate]))));
+}
+
+// A lane's part of a head's state: kLaneRows rows.
+template <int D>
+struct LaneState {
+  float4 rows[kLaneRows][D / 4 / kRowLanes];
+};
+
+// A lane's part of a query or key.
+template <int D>
+struct LaneVector {
+  float4 parts[D / 4 / kRowLanes];
+};
+
+// Returns the row of a head's state whose value and y the lane has. Lanes of one parity have the
+// same row of the two that they share.
+inline uint own_row(uint simdgroup, uint lane) {
+  return simdgroup * kSimdgroupRows + lane / kRowLanes * kLaneRows + lane % kLaneRows;
+}
+
+// Returns the index of the lane's first float4 in a head's state.
+template <int D>
+inline ulong first_of(uint head, uint simdgroup, uint lane) {
+  const uint row = simdgroup * kSimdgroupRows + lane / kRowLanes * kLaneRows;
+  return (ulong(head) * D + row) * (D / 4) + lane % kRowLanes;
+}
+
+template <int D>
+inline LaneState<D> read_state(const device uchar* slot, bool reads, ulong first) {
+  const device float4* numbers = reinterpret_cast<const device float4*>(slot) + first;
+  LaneState<D> state;
   QUIRE_UNROLL
-  for (uint i = 0; i < N; ++i) {
-    part[i] *= factor;
+  for (uint r = 0; r < kLaneRows; ++r) {
+    QUIRE_UNROLL
+    for (uint i = 0; i < D / 4 / kRowLanes; ++i) {
+      state.rows[r][i] = float4(0.0f);
+      if (reads) {
+        state.rows[r][i] = numbers[r * uint(D / 4) + i * kRowLanes];
+      }
+    }
+  }
+  return state;
+}
+
+template <int D>
+inline void write_state(device uchar* slot, ulong first, LaneState<D> state) {
+  device float4* numbers = reinterpret_cast<device float4*>(slot) + first;
+  QUIRE_UNROLL
+  for (uint r = 0; r < kLaneRows; ++r) {
+    QUIRE_UNROLL
+    for (uint i = 0; i < D / 4 / kRowLanes; ++i) {
+      numbers[r * uint(D / 4) + i * kRowLanes] = state.rows[r][i];
+    }
   }
 }
 
-// Runs on (value_heads, segments) threadgroups of kDeltaThreads. qkv is [rows][conv_width], z and
-// out [rows][value_heads][D], a and b [rows][value_heads], and conv [tail_rows + 1][conv_width].
+// Loads a lane's part from device or threadgroup memory, from its first float4 on.
+template <int D, typename Vectors>
+inline LaneVector<D> read_vector(Vectors first) {
+  LaneVector<D> vector;
+  QUIRE_UNROLL
+  for (uint i = 0; i < D / 4 / kRowLanes; ++i) {
+    vector.parts[i] = first[i * kRowLanes];
+  }
+  return vector;
+}
+
+// Adds up two rows over the lanes that share them. Even lanes return the first row's sum, odd lanes
+// the second row's.
+inline float own_sum(float first, float second, uint lane) {
+  const bool odd = (lane & 1) != 0;
+  float sum = (odd ? second : first) + simd_shuffle_xor(odd ? first : second, ushort(1));
+  sum += simd_shuffle_xor(sum, ushort(2));
+  return sum + simd_shuffle_xor(sum, ushort(4));
+}
+static_assert(kRowLanes == 8 && kLaneRows == 2, "own_sum and change_state are for these");
+
+// Multiplies a state with a query or key, and returns the product of own_row().
+template <int D>
+inline float product(LaneState<D> state, LaneVector<D> vector, uint lane) {
+  float sum[kLaneRows];
+  QUIRE_UNROLL
+  for (uint r = 0; r < kLaneRows; ++r) {
+    sum[r] = 0.0f;
+    QUIRE_UNROLL
+    for (uint i = 0; i < D / kRowLanes; ++i) {
+      sum[r] = fma(state.rows[r][i / 4][i % 4], vector.parts[i / 4][i % 4], sum[r]);
+    }
+  }
+  return own_sum(sum[0], sum[1], lane);
+}
+
+// Advances a state by a token. `value` is that of own_row().
+template <int D>
+inline void change_state(
+    LaneVector<D> key, float value, float2 gates, uint lane, thread LaneState<D>& state) {
+  QUIRE_UNROLL
+  for (uint i = 0; i < kLaneRows * D / kRowLanes; ++i) {
+    state.rows[i / (D / kRowLanes)][i / 4 % (D / 4 / kRowLanes)][i % 4] *= gates.x;
+  }
+  const float own = (value - product<D>(state, key, lane)) * gates.y;
+  const float other = simd_shuffle_xor(own, ushort(1));
+  QUIRE_UNROLL
+  for (uint r = 0; r < kLaneRows; ++r) {
+    const float change = (lane & 1) == r ? own : other;
+    QUIRE_UNROLL
+    for (uint i = 0; i < D / kRowLanes; ++i) {
+      state.rows[r][i / 4][i % 4] =
+          fma(change, key.parts[i / 4][i % 4], state.rows[r][i / 4][i % 4]);
+    }
+  }
+}
+
+// Computes a lane's part of a head's result from y.
+template <typename T, int D>
+inline void finish(
+    float4 y, const device T* z, const device float* norm, device T* out, ulong first, uint lane,
+    constant DeltaArguments& arguments) {
+  const float scale = precise::rsqrt(sum_of_squares(y) / float(D) + arguments.eps);
+  const float4 weight = load<4>(norm + lane * 4);
+  const float4 gate = load_floats(z + first + lane * 4);
+  QUIRE_UNROLL
+  for (uint i = 0; i < 4; ++i) {
+    y[i] = y[i] * scale * weight[i] * silu(gate[i]);
+  }
+  store4(out + first + lane * 4, y);
+}
+
+// Writes four channels of a segment's tails to slots, after all readers of the old tail.
+template <typename T, int D, Rows kind>
+inline void write_tails(
+    const device T* qkv, DeltaSegment segment, const device DeltaWrite* writes,
+    device uchar* arena, uint channel, constant DeltaArguments& arguments) {
+  const ulong width = mixed_heads(arguments) * uint(D);
+  const uint kept = arguments.tail_rows;
+  const device T* tail =
+      tail_of<T, D>(begun_at<kind>(arena, segment, writes, arguments), arguments);
+  for (uint write = 0; write < segment.writes; ++write) {
+    const DeltaWrite its = writes[segment.first_write + write];
+    device T* target = tail_of<T, D>(slot_at<kind>(arena, its.slot, arguments), arguments);
+    for (uint i = 0; i < kept; ++i) {  // in ascending order, a tail can be shifted in place
+      const uint place = its.rows + i;
+      float4 x = float4(0.0f);
+      if (place >= kept) {
+        x = load_floats(qkv + (ulong(segment.first) + place - kept) * width + channel);
+      } else if (segment.reads != 0) {
+        x = load_floats(tail + place * width + channel);
+      }
+      store4(target + i * width + channel, x);
+    }
+  }
+}
+
+// Runs on (value_heads, segments) threadgroups of kDeltaThreads. z and out are
+// [rows][value_heads][D].
 template <typename T, int D, Rows kind>
 [[kernel, max_total_threads_per_threadgroup(kDeltaThreads)]] void gated_delta(
     const device T* qkv [[buffer(0)]],
@@ -86,110 +297,68 @@ template <typename T, int D, Rows kind>
     device T* out [[buffer(11)]],
     constant DeltaArguments& arguments [[buffer(12)]],
     uint2 group [[threadgroup_position_in_grid]],
-    uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  constexpr uint kNumbers = D / 32;  // numbers of a state's row in a lane
-  constexpr uint kStateRows = D / kDeltaSimdgroups;  // rows of the state in a simdgroup
-  threadgroup float mixed[3 * D];  // the token's queries, keys and values
-  threadgroup float made[D];
+  static_assert(uint(D) == kDeltaThreads / 32 * kSimdgroupRows, "a simdgroup for eight rows");
+  threadgroup float4 mixed[kTokensAtOnce * 3 * (D / 4)];  // query, key, and value, then y
+  threadgroup float2 gates[kTokensAtOnce];
 
+  const DeltaInputs<T> inputs{qkv, a, b, conv, a_log, dt_bias};
   const uint head = group.x;
   const DeltaSegment segment = segments[group.y];
-  const uint width = conv_width(D, arguments);
-  const uint key_head = head / (arguments.value_heads / arguments.key_heads);
-  const bool reads = segment.reads != 0;
-  // A segment that starts from zeros gets any valid address, from which nothing is read.
-  const ulong begun = reads ? segment.read : writes[segment.first_write].slot;
-  const device uchar* slot = slot_at<kind>(arena, begun, arguments);
-  const device T* tail = tail_of<T, D>(slot, arguments);
-  const ulong own = (ulong(head) * D + simdgroup * kStateRows) * D + lane * kNumbers;
+  device uchar* begun = begun_at<kind>(arena, segment, writes, arguments);
+  const device T* tail = tail_of<T, D>(begun, arguments);
+  const ulong first_number = first_of<D>(head, simdgroup, lane);
+  LaneState<D> state = read_state<D>(begun, segment.reads != 0, first_number);
 
-  float state[kStateRows][kNumbers];
-  QUIRE_UNROLL
-  for (uint r = 0; r < kStateRows; ++r) {
-    QUIRE_UNROLL
-    for (uint i = 0; i < kNumbers; ++i) {
-      state[r][i] =
-          reads ? reinterpret_cast<const device float*>(slot)[own + r * uint(D) + i] : 0.0f;
-    }
-  }
-
-  uint next_write = segment.first_write;
-  const uint end_write = segment.first_write + segment.writes;
-  for (uint token = 0; token < segment.count; ++token) {
-    const ulong row = segment.first + token;
-    for (uint i = thread_index; i < 3 * D; i += kDeltaThreads) {
-      const uint part = i / uint(D);  // 0: queries, 1: keys, 2: values
-      const uint first = part == 2 ? 2 * arguments.key_heads + head
-                                   : part * arguments.key_heads + key_head;
-      mixed[i] = convolved(
-          qkv, tail, reads, conv, segment, token, first * uint(D) + i % uint(D), width, arguments);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-
-    float query[kNumbers];
-    float key[kNumbers];
-    unit_part<kNumbers>(mixed, lane, precise::rsqrt(float(D)), query);
-    unit_part<kNumbers>(mixed + D, lane, 1.0f, key);
-    const ulong gate = row * arguments.value_heads + head;
-    const float x = float(a[gate]) + dt_bias[head];
-    const float softplus = max(x, 0.0f) + precise::log(1.0f + precise::exp(-max(x, -x)));
-    const float decay = precise::exp(-precise::exp(a_log[head]) * softplus);
-    const float beta = 1.0f / (1.0f + precise::exp(-float(b[gate])));
-
-    QUIRE_UNROLL
-    for (uint r = 0; r < kStateRows; ++r) {
-      float recalled = 0.0f;
-      QUIRE_UNROLL
-      for (uint i = 0; i < kNumbers; ++i) {
-        state[r][i] *= decay;
-        recalled = fma(state[r][i], key[i], recalled);
-      }
-      const uint value = simdgroup * kStateRows + r;
-      const float change = (mixed[2 * D + value] - simd_sum(recalled)) * beta;
-      float sum = 0.0f;
-      QUIRE_UNROLL
-      for (uint i = 0; i < kNumbers; ++i) {
-        state[r][i] = fma(change, key[i], state[r][i]);
-        sum = fma(state[r][i], query[i], sum);
-      }
-      const float y = simd_sum(sum);
-      if (lane == 0) {
-        made[value] = y;
+  const uint at = simdgroup / 3;  // the token of which the simdgroup computes a part
+  const uint part = simdgroup % 3;
+  const uint mixed_head = part == 2
+      ? 2 * arguments.key_heads + head
+      : part * arguments.key_heads + key_head_of(head, arguments);
+  const device DeltaWrite* write = writes + segment.first_write;
+  const device DeltaWrite* end_write = write + segment.writes;
+  uint due = write->rows;
+  for (uint first = 0; first < segment.count; first += kTokensAtOnce) {
+    const uint tokens = min(kTokensAtOnce, segment.count - first);
+    const ulong row = segment.first + first + at;
+    if (at < tokens) {
+      mixed[simdgroup * (D / 4) + lane] = mixed_part<T, D>(
+          inputs, tail, segment, first + at, mixed_head, lane, arguments);
+      if (part == 2 && lane == 0) {
+        gates[at] = gates_of(inputs, row, head, arguments);
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    float squares = 0.0f;
-    QUIRE_UNROLL
-    for (uint i = 0; i < kNumbers; ++i) {
-      const float y = made[lane * kNumbers + i];
-      squares = fma(y, y, squares);
-    }
-    const float scale = precise::rsqrt(simd_sum(squares) / float(D) + arguments.eps);
-    for (uint i = thread_index; i < D; i += kDeltaThreads) {
-      const ulong at = gate * uint(D) + i;
-      out[at] = static_cast<T>(made[i] * scale * norm[i] * silu(float(z[at])));
-    }
-
-    if (next_write < end_write && token + 1 == writes[next_write].rows) {
-      device float* target = reinterpret_cast<device float*>(
-          slot_at<kind>(arena, writes[next_write].slot, arguments));
-      QUIRE_UNROLL
-      for (uint r = 0; r < kStateRows; ++r) {
-        QUIRE_UNROLL
-        for (uint i = 0; i < kNumbers; ++i) {
-          target[own + r * uint(D) + i] = state[r][i];
-        }
+    for (uint t = 0; t < tokens; ++t) {
+      const threadgroup float4* query = mixed + t * 3 * (D / 4) + lane % kRowLanes;
+      threadgroup float* value = reinterpret_cast<threadgroup float*>(mixed) +
+                                 (t * 3 + 2) * uint(D) + own_row(simdgroup, lane);
+      change_state<D>(read_vector<D>(query + D / 4), *value, gates[t], lane, state);
+      const float y = product<D>(state, read_vector<D>(query), lane);
+      if (lane % kRowLanes < kLaneRows) {
+        *value = y;
       }
-      ++next_write;
+      if (first + t + 1 == due) {
+        write_state<D>(slot_at<kind>(arena, write->slot, arguments), first_number, state);
+        ++write;
+        due = write < end_write ? write->rows : 0;
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    // The simdgroup that will write the next value here, so that no barrier has to follow.
+    if (at < tokens && part == 2) {
+      finish<T, D>(
+          mixed[simdgroup * (D / 4) + lane], z, norm, out,
+          (row * arguments.value_heads + head) * uint(D), lane, arguments);
     }
   }
 }
 
-// Writes the convolution's newest inputs (tail) to slots. This kernel runs after gated_delta, in
-// which all value heads read the old tail. Runs on (conv_width, segments) threads.
+// Writes the tails to slots after gated_delta, in which all value heads read the old tail. Runs on
+// (conv_width / 4, segments) threads.
 template <typename T, int D, Rows kind>
 [[kernel]] void delta_tails(
     const device T* qkv [[buffer(0)]],
@@ -198,30 +367,139 @@ template <typename T, int D, Rows kind>
     device uchar* arena [[buffer(3)]],
     constant DeltaArguments& arguments [[buffer(4)]],
     uint2 at [[thread_position_in_grid]]) {
-  const uint width = conv_width(D, arguments);
-  if (at.x >= width || at.y >= arguments.segments) {
-    return;
-  }
-  const DeltaSegment segment = segments[at.y];
-  const bool reads = segment.reads != 0;
-  const uint kept = arguments.tail_rows;
-  // A segment that starts from zeros gets any valid address, from which nothing is read.
-  const ulong begun = reads ? segment.read : writes[segment.first_write].slot;
-  const device uchar* slot = slot_at<kind>(arena, begun, arguments);
-  const device T* tail = tail_of<T, D>(slot, arguments);
-  for (uint write = 0; write < segment.writes; ++write) {
-    const DeltaWrite its = writes[segment.first_write + write];
-    device T* target = const_cast<device T*>(
-        tail_of<T, D>(slot_at<kind>(arena, its.slot, arguments), arguments));
-    for (uint i = 0; i < kept; ++i) {  // in ascending order, a tail can be shifted in place
-      const uint place = its.rows + i;
-      T x = static_cast<T>(0.0f);
-      if (place >= kept) {
-        x = qkv[(ulong(segment.first) + place - kept) * width + at.x];
-      } else if (reads) {
-        x = tail[ulong(place) * width + at.x];
-      }
-      target[ulong(i) * width + at.x] = x;
+  write_tails<T, D, kind>(qkv, segments[at.y], writes, arena, at.x * 4, arguments);
+}
+
+// Runs on (mixed_heads * 32, rows) threads. `mixed` is [rows][mixed_heads][D], and `gates`
+// [rows][value_heads].
+template <typename T, int D, Rows kind>
+[[kernel]] void delta_prepare(
+    const device T* qkv [[buffer(0)]],
+    const device T* a [[buffer(1)]],
+    const device T* b [[buffer(2)]],
+    const device float* conv [[buffer(3)]],
+    const device float* a_log [[buffer(4)]],
+    const device float* dt_bias [[buffer(5)]],
+    const device DeltaSegment* segments [[buffer(6)]],
+    const device DeltaWrite* writes [[buffer(7)]],
+    device uchar* arena [[buffer(8)]],
+    device float4* mixed [[buffer(9)]],
+    device float2* gates [[buffer(10)]],
+    constant DeltaArguments& arguments [[buffer(11)]],
+    uint2 at [[thread_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  const DeltaInputs<T> inputs{qkv, a, b, conv, a_log, dt_bias};
+  const uint row = at.y;
+  uint segment_index = 0;
+  for (uint end = arguments.segments; end - segment_index > 1;) {
+    const uint middle = (segment_index + end) / 2;
+    if (segments[middle].first <= row) {
+      segment_index = middle;
+    } else {
+      end = middle;
     }
   }
+  const DeltaSegment segment = segments[segment_index];
+  const device T* tail =
+      tail_of<T, D>(begun_at<kind>(arena, segment, writes, arguments), arguments);
+  const uint head = at.x / 32;
+  mixed[ulong(row) * mixed_heads(arguments) * (D / 4) + at.x] = mixed_part<T, D>(
+      inputs, tail, segment, row - segment.first, head, lane, arguments);
+  if (lane == 0 && head >= 2 * arguments.key_heads) {
+    const uint value_head = head - 2 * arguments.key_heads;
+    gates[ulong(row) * arguments.value_heads + value_head] =
+        gates_of(inputs, row, value_head, arguments);
+  }
+}
+
+// Runs on threadgroups of kScanThreads: in the first dimension of the grid a simdgroup for
+// kDeltaStateRows rows of each head's state, in the second the segments. Simdgroups do not wait for
+// each other. A token's y takes the value's place in `mixed`.
+template <typename T, int D, Rows kind>
+[[kernel, max_total_threads_per_threadgroup(kScanThreads)]] void delta_scan(
+    device float4* mixed [[buffer(0)]],
+    const device float2* gates [[buffer(1)]],
+    const device DeltaSegment* segments [[buffer(2)]],
+    const device DeltaWrite* writes [[buffer(3)]],
+    device uchar* arena [[buffer(4)]],
+    constant DeltaArguments& arguments [[buffer(5)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    uint simdgroup_in_group [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  constexpr uint kSimdgroups = D / kSimdgroupRows;  // of a head
+  const uint simdgroup = group.x * (kScanThreads / 32) + simdgroup_in_group;
+  const uint head = simdgroup / kSimdgroups;
+  const DeltaSegment segment = segments[group.y];
+  const ulong first_number = first_of<D>(head, simdgroup % kSimdgroups, lane);
+  LaneState<D> state = read_state<D>(
+      begun_at<kind>(arena, segment, writes, arguments), segment.reads != 0, first_number);
+
+  const uint width = mixed_heads(arguments) * (D / 4);
+  device float4* row = mixed + ulong(segment.first) * width;
+  const device float4* query_at =
+      row + key_head_of(head, arguments) * (D / 4) + lane % kRowLanes;
+  const device float4* key_at = query_at + arguments.key_heads * (D / 4);
+  device float* value_at =
+      reinterpret_cast<device float*>(row + (2 * arguments.key_heads + head) * (D / 4)) +
+      own_row(simdgroup % kSimdgroups, lane);
+  const device float2* gate_at = gates + ulong(segment.first) * arguments.value_heads + head;
+  LaneVector<D> key = read_vector<D>(key_at);
+  LaneVector<D> query = read_vector<D>(query_at);
+  float value = *value_at;
+  float2 gate = *gate_at;
+  const device DeltaWrite* write = writes + segment.first_write;
+  const device DeltaWrite* end_write = write + segment.writes;
+  uint due = write->rows;
+  for (uint t = 1; t <= segment.count; ++t) {
+    // What the next token needs is loaded as soon as there is room, so that memory stays busy. The
+    // last token is loaded again.
+    const uint next = t < segment.count ? 1 : 0;
+    change_state<D>(key, value, gate, lane, state);
+    key_at += next * width;
+    key = read_vector<D>(key_at);
+    value = value_at[next * width * 4];
+    gate_at += next * arguments.value_heads;
+    gate = *gate_at;
+    const float y = product<D>(state, query, lane);
+    query_at += next * width;
+    query = read_vector<D>(query_at);
+    if (lane % kRowLanes < kLaneRows) {
+      *value_at = y;
+    }
+    value_at += next * width * 4;
+    if (t == due) {
+      write_state<D>(slot_at<kind>(arena, write->slot, arguments), first_number, state);
+      ++write;
+      due = write < end_write ? write->rows : 0;
+    }
+  }
+}
+
+// Computes results from what delta_scan leaves in `mixed`, and writes the tails to slots. Runs on
+// (value_heads * 32, rows + segments) threads.
+template <typename T, int D, Rows kind>
+[[kernel]] void delta_finish(
+    const device float4* mixed [[buffer(0)]],
+    const device T* z [[buffer(1)]],
+    const device float* norm [[buffer(2)]],
+    const device T* qkv [[buffer(3)]],
+    const device DeltaSegment* segments [[buffer(4)]],
+    const device DeltaWrite* writes [[buffer(5)]],
+    device uchar* arena [[buffer(6)]],
+    device T* out [[buffer(7)]],
+    constant DeltaArguments& arguments [[buffer(8)]],
+    uint2 at [[thread_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  const uint heads = mixed_heads(arguments);
+  if (at.y >= arguments.rows) {
+    for (uint i = at.x; i < heads * (D / 4); i += arguments.value_heads * 32) {
+      write_tails<T, D, kind>(
+          qkv, segments[at.y - arguments.rows], writes, arena, i * 4, arguments);
+    }
+    return;
+  }
+  const ulong first = (ulong(at.y) * heads + 2 * arguments.key_heads) * (D / 4);
+  finish<T, D>(
+      mixed[first + at.x], z, norm, out,
+      (ulong(at.y) * arguments.value_heads + at.x / 32) * uint(D), lane, arguments);
 }

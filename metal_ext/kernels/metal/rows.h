@@ -53,6 +53,13 @@ inline vec<KV, N> load(const device KV* source) {
   return *reinterpret_cast<const device vec<KV, N>*>(source);
 }
 
+// Loads four numbers at an address aligned to four.
+template <typename T>
+inline float4 load_floats(const device T* source) {
+  const vec<T, 4> x = load<4>(source);
+  return float4(float(x.x), float(x.y), float(x.z), float(x.w));
+}
+
 template <typename KV>
 inline void store4(device KV* target, float4 x) {
   *reinterpret_cast<device vec<KV, 4>*>(target) =

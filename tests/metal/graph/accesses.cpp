@@ -68,7 +68,23 @@ uint64_t number_bytes(const std::string& kernel) {
   return kernel.find("_float_") != kernel.npos ? 4 : 2;
 }
 
-// The parts of slots that a command over states touches: matrices, or the tails behind them.
+// A kernel over states: where slots and arguments are bound, and what it touches of slots, matrices
+// or the tails behind them.
+struct DeltaKernel {
+  const char* family;
+  int slots;
+  int arguments;
+  bool matrices;  // reads and writes them
+  bool reads_tails;
+  bool writes_tails;
+};
+constexpr DeltaKernel kDeltaKernels[] = {
+    {"gated_delta_", 8, 12, true, true, false},
+    {"delta_tails_", 1, 4, false, true, true},
+    {"delta_prepare_", 6, 11, false, true, false},
+    {"delta_scan_", 2, 5, true, false, false},
+    {"delta_finish_", 4, 8, false, true, true}};
+
 class Slots {
  public:
   Slots(const std::string& kernel, void* const* buffers, int first, const DeltaArguments& its)
@@ -80,20 +96,20 @@ class Slots {
         tails_(uint64_t{its.tail_rows} * (2 * its.key_heads + its.value_heads) * kDim *
                number_bytes(kernel)) {}
 
-  void touch(bool writes_matrices, bool writes_tails) {
+  void touch(const DeltaKernel& kernel) {
     for (uint32_t s = 0; s < its_.segments; ++s) {
       const DeltaSegment& segment = begun_[s];
-      if (segment.reads != 0 && writes_matrices) {
+      if (segment.reads != 0 && kernel.matrices) {
         add(segment.read, 0, matrices_, false);
       }
-      if (segment.reads != 0) {
+      if (segment.reads != 0 && kernel.reads_tails) {
         add(segment.read, matrices_, tails_, false);
       }
       for (uint32_t w = segment.first_write; w < segment.first_write + segment.writes; ++w) {
-        if (writes_matrices) {
+        if (kernel.matrices) {
           add(written_[w].slot, 0, matrices_, true);
         }
-        if (writes_tails) {
+        if (kernel.writes_tails) {
           add(written_[w].slot, matrices_, tails_, true);
         }
       }
@@ -157,6 +173,8 @@ const Bindings& bindings_of(const std::string& kernel) {
       {"decode_split_", {10, {5, 6, 7}}}, {"decode_combine_", {6, {3}}},
       {"gather_", {6, {3, 4}}},          {"swiglu_", {4, {2}}},
       {"gated_delta_", {13, {11}}},      {"delta_tails_", {5, {}}},
+      {"delta_prepare_", {12, {9, 10}}}, {"delta_scan_", {6, {0}}},
+      {"delta_finish_", {9, {7}}},
       {"mark_step", {2, {0}}}};
   for (const auto& [family, bindings] : families) {
     if (begins(kernel, family)) {
@@ -185,13 +203,13 @@ std::vector<Touch> rows_touched(
     rows.touch(arguments.row, arguments.first, arguments.tokens, false);
     return rows.touched;
   }
-  const bool is_delta = begins(kernel, "gated_delta_");
-  if (is_delta || begins(kernel, "delta_tails_")) {
-    Slots slots(
-        kernel, buffers, is_delta ? 8 : 1,
-        arguments_at<DeltaArguments>(buffers, is_delta ? 12 : 4));
-    slots.touch(is_delta, !is_delta);
-    return slots.touched;
+  for (const DeltaKernel& its : kDeltaKernels) {
+    if (begins(kernel, its.family)) {
+      Slots slots(
+          kernel, buffers, its.slots, arguments_at<DeltaArguments>(buffers, its.arguments));
+      slots.touch(its);
+      return slots.touched;
+    }
   }
   return {};
 }

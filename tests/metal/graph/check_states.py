@@ -68,6 +68,7 @@ def near(got: Floats, want: Floats, dtype: mx.Dtype) -> bool:
 def test_steps_of_ragged_rows_are_the_cpus(kind: str, dtype: mx.Dtype) -> None:
     device, slots = Device(kind, dtype), Slots(SHAPE)
     one, other, third = (LAYER.inputs(12, seed) for seed in (5, 6, 7))
+    long = LAYER.inputs(40, 8)
     plan: list[list[Segment]] = [
         [(one.part(0, 5), None, [(2, 0), (5, 1)]), (other.part(0, 1), None, [(1, 2)])],
         [(one.part(5, 6), 1, [(1, 1)]), (other.part(1, 2), 2, [(1, 2)]), (third, None, [(12, 3)])],
@@ -77,6 +78,9 @@ def test_steps_of_ragged_rows_are_the_cpus(kind: str, dtype: mx.Dtype) -> None:
         # A step with drafts, then one that repeats the kept drafts before its own rows.
         [(third.part(5, 12), 5, [(1, 5)]), (one.part(10, 12), 3, [(1, 3)])],
         [(one.part(11, 12), 3, [(1, 3)]), (third.part(6, 12), 5, [(2, 1), (4, 5)])],
+        # A prompt, which what others decode comes with; then it goes on.
+        [(one.part(0, 2), 3, [(2, 3)]), (long.part(0, 31), None, [(16, 0), (31, 2)])],
+        [(long.part(31, 34), 2, [(3, 2)]), (long.part(16, 40), 0, [(5, 6), (22, 7)])],
     ]
     for segments in plan:
         given = [(rounded(its, dtype), read, writes) for its, read, writes in segments]
@@ -93,13 +97,14 @@ def rounded(inputs: Inputs, dtype: mx.Dtype) -> Inputs:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_bit_depends_on_how_tokens_are_cut_or_on_company(kind: str) -> None:
-    inputs, company = LAYER.inputs(9), LAYER.inputs(3, seed=9)
-    (whole,) = Device(kind).step((inputs, None, [(9, 0)]))
+    """Nor on the commands that a step takes: two, or three if a segment has 16 rows."""
+    inputs, company = LAYER.inputs(40), LAYER.inputs(3, seed=9)
+    (whole,) = Device(kind).step((inputs, None, [(40, 0)]))
     device, cut = Device(kind), list[Floats]()
-    for first, end in ((0, 1), (1, 2), (2, 4), (4, 9)):
+    for first, end in ((0, 1), (1, 16), (16, 32), (32, 34), (34, 40)):
         read = 0 if first else None
         own: Segment = (inputs.part(first, end), read, [(end - first, 0)])
-        cut.append(device.step((company, None, [(3, 1 + first)]), own)[-1])
+        cut.append(device.step((company, None, [(3, 1 + first % 7)]), own)[-1])
     assert np.array_equal(np.concatenate(cut), whole)
     device.stage.end()
 
@@ -136,7 +141,7 @@ class Life:
             if slot is not None:
                 self.read.add(slot)
                 self.resumed += 1
-        inputs = self.texts[text].part(first, first + self.rng.randint(1, 4))
+        inputs = self.texts[text].part(first, first + self.rng.choice((1, 1, 2, 3, 4, 17)))
         writes = [(len(inputs), self.free() if slot is None or slot in self.kept else slot)]
         self.running[number] = (text, first + len(inputs), writes[0][1])
         if len(inputs) > 1 and self.rng.random() < 0.3:
@@ -178,16 +183,24 @@ def test_a_sequence_that_begins_sees_nothing_of_what_its_slot_held(kind: str) ->
     device.stage.end()
 
 
-def test_a_layer_is_two_commands_and_names_no_buffer_of_slots_but_the_arena() -> None:
-    for kind in KINDS:
-        device, inputs = Device(kind), LAYER.inputs(2)
-        before = _standin.counts()["commands"]
-        device.step((inputs, None, [(1, 0), (2, 1)]), (inputs, None, [(2, 2)]))
-        assert _standin.counts()["commands"] - before == 2 + len(["step_end"])
-        calls = _standin.calls("gated_delta")
-        assert calls.count("set_output_array") == (5 if kind == "dense" else 3)
-        assert calls.count("ordered_copy") == 0
-        device.stage.end()
+@pytest.mark.parametrize(("longest", "commands", "outputs"), [(15, 2, 3), (16, 3, 6)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_is_so_many_commands_and_names_no_buffer_of_slots_but_the_arena(
+    kind: str, longest: int, commands: int, outputs: int
+) -> None:
+    device, inputs = Device(kind), LAYER.inputs(longest)
+    before = _standin.counts()["commands"]
+    device.step((inputs.part(0, 2), None, [(1, 0), (2, 1)]), (inputs, None, [(longest, 2)]))
+    assert _standin.counts()["commands"] - before == commands + len(["step_end"])
+    calls = _standin.calls("gated_delta")
+    assert calls.count("set_output_array") == outputs + commands * (kind == "dense")
+    assert calls.count("ordered_copy") == 0
+    device.stage.end()
+
+
+def shifted(x: mx.array) -> mx.array:
+    """The same numbers, from the second one of an array on."""
+    return mx.concatenate([mx.zeros((1,)), x.flatten()])[1:].reshape(x.shape)
 
 
 class Step:
@@ -227,6 +240,9 @@ WRONG: dict[str, tuple[Callable[[Step], object], type[Exception], str]] = {
                                     z=mx.zeros((2, 384))), ValueError, "built for 128"),
     "an offset": (lambda s: s.call(offset=3 * OFFSET), IndexError, "bytes of a slot"),
     "half a number": (lambda s: s.call(offset=2), ValueError, "a multiple of 4"),
+    "a part of a vector": (lambda s: s.call(offset=4), ValueError, "a multiple of 16"),
+    "an array that begins in a vector": (lambda s: mx.eval(s.call(z=shifted(s.given[1]))),
+                                         ValueError, "input 1 of gated_delta begins between"),
     "another backend": (lambda s: s.call(workers=Stage("paged").kv_backend), ValueError,
                           "the rows are of another backend"),
     "the CPU's workers": (lambda s: s.call(workers=WORKERS), TypeError, "incompatible"),

@@ -45,11 +45,13 @@ class Plant:
     how: str
     uneven: bool = False
     """In such programs alone."""
+    scans: bool = False
+    """In programs of long segments of recurrent layers alone."""
 
     def __str__(self) -> str:
         which = ", ".join(str(n) for n in sorted(self.which))
-        uneven = " (uneven)" if self.uneven else ""
-        return f"{self.operation}{uneven}: {self.call} {which}: {self.how}"
+        where = " (uneven)" * self.uneven + " (long)" * self.scans
+        return f"{self.operation}{where}: {self.call} {which}: {self.how}"
 
 
 @contextmanager

@@ -49,7 +49,7 @@ DELTA_WRITE = np.dtype([("slot", "u8"), ("rows", "u4"), ("unused", "u4")])
 DELTA = np.dtype(
     [
         *(("offset", "u8"), ("key_heads", "u4"), ("value_heads", "u4"), ("tail_rows", "u4")),
-        *(("segments", "u4"), ("eps", "f4"), ("unused", "u4")),
+        *(("segments", "u4"), ("eps", "f4"), ("rows", "u4")),
     ]
 )
 SPLIT_TOKENS, SHORT_SPLIT_TOKENS, SHORT_ROW_TOKENS = 256, 128, 2048

@@ -17,6 +17,9 @@ inline std::vector<Kernel> all_kernels() {
     for (Kind kind : {Kind::sparse, Kind::dense}) {
       all.push_back(gated_delta_kernel(activations, kind));
       all.push_back(delta_tails_kernel(activations, kind));
+      all.push_back(delta_prepare_kernel(activations, kind));
+      all.push_back(delta_scan_kernel(activations, kind));
+      all.push_back(delta_finish_kernel(activations, kind));
     }
     for (int head_dim : kHeadDims) {
       all.push_back(decode_combine_kernel(activations, head_dim));

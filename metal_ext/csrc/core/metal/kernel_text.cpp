@@ -106,6 +106,18 @@ Kernel delta_tails_kernel(Number activations, Kind kind) {
   return instance("delta.metal", "delta_tails", kCopyThreads, activations, kDeltaDim, kind);
 }
 
+Kernel delta_prepare_kernel(Number activations, Kind kind) {
+  return instance("delta.metal", "delta_prepare", kCopyThreads, activations, kDeltaDim, kind);
+}
+
+Kernel delta_scan_kernel(Number activations, Kind kind) {
+  return instance("delta.metal", "delta_scan", kScanThreads, activations, kDeltaDim, kind);
+}
+
+Kernel delta_finish_kernel(Number activations, Kind kind) {
+  return instance("delta.metal", "delta_finish", kCopyThreads, activations, kDeltaDim, kind);
+}
+
 Kernel zero_blocks_kernel() { return instance("blocks.metal", "zero_blocks", kCopyThreads); }
 
 Kernel copy_blocks_kernel() { return instance("blocks.metal", "copy_blocks", kCopyThreads); }

@@ -68,12 +68,6 @@ struct Decode {
     encoder.keep(std::move(sums));
     encoder.keep(std::move(softened));
   }
-
-  static mx::array floats(size_t rows, size_t numbers) {
-    return mx::array(
-        mx::allocator::malloc(rows * numbers * sizeof(float)),
-        {narrowed<int>("tasks", rows), narrowed<int>("numbers of a task", numbers)}, mx::float32);
-  }
 };
 
 }  // namespace

@@ -158,4 +158,11 @@ inline void allocate_on_device(mx::array& result) {
   result.set_data(mx::allocator::malloc(result.nbytes()));
 }
 
+// Returns an intermediate array for Encoder::keep().
+inline mx::array floats(size_t rows, size_t numbers) {
+  return mx::array(
+      mx::allocator::malloc(rows * numbers * sizeof(float)),
+      {narrowed<int>("rows", rows), narrowed<int>("numbers of a row", numbers)}, mx::float32);
+}
+
 }  // namespace quire::ops

@@ -10,36 +10,93 @@
 namespace quire::ops {
 namespace {
 
-// Encodes two commands, because the second overwrites tails that all heads read in the first.
+constexpr size_t kDim = 128;
+constexpr size_t kSimdgroup = 32;
+
+// Whether a step's tokens take the three commands of long segments, by its longest segment. Below
+// this length, a third command costs more than it saves. All segments of a step take the same
+// commands: apart, they would be five, and the bits are the same.
+constexpr size_t kLongSegment = 16;
+bool scans(const MetalStateRows& states) { return states.longest() >= kLongSegment; }
+
 struct GatedDeltaStep {
   DeviceRows rows;
   DeviceStateRows states;
   metal::DeltaArguments arguments;
-  size_t conv_width;
-  metal::Kernel delta;
-  metal::Kernel tails;
+  metal::Number type;
+  metal::Kind kind;
 
   // `in` has the ordering handle (ops.h), qkv, z, a, b, conv, a_log, dt_bias, norm.
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
-    constexpr int kRead = 8;
-    const std::vector<mx::array> read = encoder.contiguous_inputs(in, kRead);
+    const std::vector<mx::array> read = encoder.contiguous_inputs(in, 8);
+    for (size_t i : {0, 1, 4, 7}) {  // kernels load four numbers of these at once
+      require<std::invalid_argument>(
+          read[i].offset() % (4 * read[i].itemsize()) == 0, "input ", i,
+          " of gated_delta begins between multiples of four numbers");
+    }
     out[0].copy_shared_buffer(in[0]);
     allocate_on_device(out[1]);
-    encoder.kernel(delta);
+    if (scans(*states)) {
+      encode_scan(encoder, read, out);
+    } else {
+      encode_short(encoder, read, out);
+    }
+  }
+
+  // Encodes two commands, because the second overwrites tails that all heads read in the first.
+  void encode_short(
+      Encoder& encoder, const std::vector<mx::array>& read, std::vector<mx::array>& out) const {
+    encoder.kernel(metal::gated_delta_kernel(type, kind));
     encoder.output(out[0], 0);  // for MLX's ordering alone: qkv takes index 0 next
     encoder.inputs(read);
-    bind_slots(encoder, kRead);
+    bind_slots(encoder, 8);
     encoder.output(out[1], 11);
     encoder.bytes(arguments, 12);
     encoder.run_groups(MTL::Size(arguments.value_heads, arguments.segments, 1));
 
-    encoder.kernel(tails);
+    encoder.kernel(metal::delta_tails_kernel(type, kind));
     encoder.output(out[0], 0);
     encoder.input(read[0], 0);
     bind_slots(encoder, 1);
     encoder.bytes(arguments, 4);
-    encoder.run_threads(MTL::Size(conv_width, arguments.segments, 1));
+    encoder.run_threads(MTL::Size(mixed_heads() * kDim / 4, arguments.segments, 1));
+  }
+
+  // Encodes three commands. The first one reads all old tails, and the last one overwrites them.
+  void encode_scan(
+      Encoder& encoder, const std::vector<mx::array>& read, std::vector<mx::array>& out) const {
+    const size_t row_count = arguments.rows;
+    mx::array mixed = floats(row_count, mixed_heads() * kDim);
+    mx::array gates = floats(row_count, arguments.value_heads * 2);
+    encoder.kernel(metal::delta_prepare_kernel(type, kind));
+    encoder.output(out[0], 0);  // for MLX's ordering alone: qkv takes index 0 next
+    encoder.inputs({read[0], read[2], read[3], read[4], read[5], read[6]});
+    bind_slots(encoder, 6);
+    encoder.output(mixed, 9);
+    encoder.output(gates, 10);
+    encoder.bytes(arguments, 11);
+    encoder.run_threads(MTL::Size(mixed_heads() * kSimdgroup, row_count, 1));
+
+    encoder.kernel(metal::delta_scan_kernel(type, kind));
+    encoder.output(mixed, 0);
+    encoder.input(gates, 1);
+    bind_slots(encoder, 2);
+    encoder.bytes(arguments, 5);
+    constexpr size_t kHeadThreads = kDim / metal::kDeltaStateRows * kSimdgroup;
+    encoder.run_groups(MTL::Size(
+        arguments.value_heads * kHeadThreads / metal::kScanThreads, arguments.segments, 1));
+
+    encoder.kernel(metal::delta_finish_kernel(type, kind));
+    encoder.output(out[0], 0);
+    encoder.inputs({mixed, read[1], read[7], read[0]});
+    bind_slots(encoder, 4);
+    encoder.output(out[1], 7);
+    encoder.bytes(arguments, 8);
+    encoder.run_threads(
+        MTL::Size(arguments.value_heads * kSimdgroup, row_count + arguments.segments, 1));
+    encoder.keep(std::move(mixed));
+    encoder.keep(std::move(gates));
   }
 
   // Binds three arrays from index `first` on: segments, writes, and the buffer of all dense slots.
@@ -54,9 +111,9 @@ struct GatedDeltaStep {
       encoder.input(states->begun(), first + 2);
     }
   }
-};
 
-constexpr size_t kDim = 128;
+  size_t mixed_heads() const { return 2 * arguments.key_heads + arguments.value_heads; }
+};
 
 void check_arrays(const DeltaShape& shape, const std::vector<mx::array>& arrays) {
   constexpr const char* kNames[] = {"qkv", "z", "a", "b"};
@@ -74,7 +131,7 @@ metal::DeltaArguments arguments_of(
   return {static_cast<uint64_t>(offset), narrowed<uint32_t>("key_heads", shape.key_heads),
           narrowed<uint32_t>("value_heads", shape.value_heads),
           narrowed<uint32_t>("tail_rows", shape.tail_rows), states.segments(),
-          static_cast<float>(delta.eps), 0};
+          static_cast<float>(delta.eps), narrowed<uint32_t>("rows", states.size())};
 }
 
 // Returns the number that the kernel has for a gate.
@@ -119,12 +176,12 @@ std::pair<mx::array, mx::array> device::gated_delta(
       offset, delta->shape.state_bytes() + delta->shape.tail_bytes(qkv.itemsize()));
   check_delta(delta->shape, {qkv, z, a, b}, states->size(), offset);
   check_arrays(delta->shape, {qkv, z, a, b});
+  require<std::invalid_argument>(
+      offset % 16 == 0, "offset is ", offset, "; on a GPU it must be a multiple of 16");
   const metal::Number type = number_of("qkv", qkv.dtype());
   // Slots have no page tables. The paged kind finds them by address, like the sparse kind.
   const metal::Kind kind = states->arena() ? metal::Kind::dense : metal::Kind::sparse;
-  GatedDeltaStep step{
-      states->rows(), states, arguments_of(*delta, *states, offset), delta->shape.conv_width(),
-      metal::gated_delta_kernel(type, kind), metal::delta_tails_kernel(type, kind)};
+  GatedDeltaStep step{states->rows(), states, arguments_of(*delta, *states, offset), type, kind};
   const auto results = mx::array::make_arrays(
       {token.shape(), z.shape()}, {token.dtype(), z.dtype()},
       device_operation("gated_delta", std::move(step)),
