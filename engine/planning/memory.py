@@ -180,7 +180,8 @@ def activation_bytes(spec: ModelSpec, config: EngineConfig, itemsize: int) -> in
 def _mixer_numbers(mixer: Mixer) -> int:
     """Return an upper bound for the count of a mixer's intermediate numbers for one token."""
     if isinstance(mixer, GatedDeltaNet):
-        return 2 * (mixer.conv_width + 2 * mixer.values_width)
+        # A GPU keeps queries, keys and values of a prompt in float32 between two commands.
+        return 4 * (mixer.conv_width + mixer.values_width)
     queries = 2 * mixer.heads if mixer.output_gate else mixer.heads
     return 4 * (queries + 2 * mixer.kv_heads) * mixer.head_dim
 

@@ -136,7 +136,7 @@ def test_a_recurrent_layer_and_an_output_gate_are_counted(checkpoint: Checkpoint
     attention = spec.attentions[0]
     assert more(replace(attention, output_gate=True)) == 4 * 4 * attention.heads * 32
     before = 4 * (2 + 2) * 32
-    assert more(GatedDeltaNet(2, 4, 64, 64, 4)) == 4 * (2 * (512 + 2 * 256) - before)
+    assert more(GatedDeltaNet(2, 4, 64, 64, 4)) == 4 * (2 * (2 * 512 + 2 * 256) - before)
 
 
 def test_attention_has_its_scratch_memory_counted(checkpoint: Checkpoint) -> None:
