@@ -148,14 +148,14 @@ inline uint own_row(uint simdgroup, uint lane) {
 
 // Returns the index of the lane's first float4 in a head's state.
 template <int D>
-inline ulong first_of(uint head, uint simdgroup, uint lane) {
+inline uint first_of(uint head, uint simdgroup, uint lane) {
   const uint row = simdgroup * kSimdgroupRows + lane / kRowLanes * kLaneRows;
-  return (ulong(head) * D + row) * (D / 4) + lane % kRowLanes;
+  return (head * uint(D) + row) * (D / 4) + lane % kRowLanes;
 }
 
 template <int D>
-inline LaneState<D> read_state(const device uchar* slot, bool reads, ulong first) {
-  const device float4* numbers = reinterpret_cast<const device float4*>(slot) + first;
+inline LaneState<D> read_state(const device uchar* slot, bool reads, uint first) {
+  const device float4* numbers = reinterpret_cast<const device float4*>(slot);
   LaneState<D> state;
   QUIRE_UNROLL
   for (uint r = 0; r < kLaneRows; ++r) {
@@ -163,7 +163,7 @@ inline LaneState<D> read_state(const device uchar* slot, bool reads, ulong first
     for (uint i = 0; i < D / 4 / kRowLanes; ++i) {
       state.rows[r][i] = float4(0.0f);
       if (reads) {
-        state.rows[r][i] = numbers[r * uint(D / 4) + i * kRowLanes];
+        state.rows[r][i] = numbers[first + r * uint(D / 4) + i * kRowLanes];
       }
     }
   }
@@ -171,13 +171,13 @@ inline LaneState<D> read_state(const device uchar* slot, bool reads, ulong first
 }
 
 template <int D>
-inline void write_state(device uchar* slot, ulong first, LaneState<D> state) {
-  device float4* numbers = reinterpret_cast<device float4*>(slot) + first;
+inline void write_state(device uchar* slot, uint first, LaneState<D> state) {
+  device float4* numbers = reinterpret_cast<device float4*>(slot);
   QUIRE_UNROLL
   for (uint r = 0; r < kLaneRows; ++r) {
     QUIRE_UNROLL
     for (uint i = 0; i < D / 4 / kRowLanes; ++i) {
-      numbers[r * uint(D / 4) + i * kRowLanes] = state.rows[r][i];
+      numbers[first + r * uint(D / 4) + i * kRowLanes] = state.rows[r][i];
     }
   }
 }
@@ -308,7 +308,7 @@ template <typename T, int D, Rows kind>
   const DeltaSegment segment = segments[group.y];
   device uchar* begun = begun_at<kind>(arena, segment, writes, arguments);
   const device T* tail = tail_of<T, D>(begun, arguments);
-  const ulong first_number = first_of<D>(head, simdgroup, lane);
+  const uint first_number = first_of<D>(head, simdgroup, lane);
   LaneState<D> state = read_state<D>(begun, segment.reads != 0, first_number);
 
   const uint at = simdgroup / 3;  // the token of which the simdgroup computes a part
@@ -430,7 +430,7 @@ template <typename T, int D, Rows kind>
   const uint simdgroup = group.x * (kScanThreads / 32) + simdgroup_in_group;
   const uint head = simdgroup / kSimdgroups;
   const DeltaSegment segment = segments[group.y];
-  const ulong first_number = first_of<D>(head, simdgroup % kSimdgroups, lane);
+  const uint first_number = first_of<D>(head, simdgroup % kSimdgroups, lane);
   LaneState<D> state = read_state<D>(
       begun_at<kind>(arena, segment, writes, arguments), segment.reads != 0, first_number);
 
