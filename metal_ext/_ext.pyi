@@ -528,7 +528,9 @@ def gated_delta(
     workers: MetalKVBackend,
 ) -> tuple[mx.array, mx.array]:
     """Does on a GPU what the first overload does on the CPU, for a key_dim and value_dim of 128.
-    All arrays and the rows of qkv in slots have one dtype: float32, float16 or bfloat16."""
+    All arrays and the rows of qkv in slots have one dtype: float32, float16 or bfloat16. ``offset``
+    is a multiple of 16. Evaluation raises ValueError if qkv or z lies at an odd place in a buffer,
+    between multiples of four numbers."""
 
 class PackedLinear:
     """A copy of a linear layer's weights, in the order in which the CPU's kernels read them."""
