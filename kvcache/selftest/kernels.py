@@ -31,11 +31,10 @@ LENGTHS = (1, 257, 600)
 MAX_TOKENS = 1024
 GATED_ROWS = 33
 # The sizes of the tested gated delta net (a recurrent layer): the width of heads (the only one that
-# a GPU's kernels support), the number of value heads, and the number of tokens in each step. Steps
-# with many tokens take other kernels.
+# a GPU's kernels support), the number of value heads, and the number of tokens in each step.
 DELTA_DIM = 128
 DELTA_HEADS = 2
-DELTA_STEPS = (5, 1, 19)
+DELTA_STEPS = (5, 1, 3)
 KV_HEADS = 2
 QUERY_HEADS = 8
 ROPE_BASE = 1e6

@@ -19,9 +19,8 @@ enum : uint32_t {
   kDecodeThreads = 256,     // threads of a threadgroup of decode_split
   kMaxHeadDim = 256,
   kSwigluNumbers = 4,  // numbers that a thread of swiglu computes
-  kDeltaThreads = 512,  // threads of a threadgroup of gated_delta
   kScanThreads = 64,    // threads of a threadgroup of delta_scan
-  kDeltaStateRows = 8,  // rows of a head's state in a simdgroup of either
+  kDeltaStateRows = 8,  // rows of a head's state that a simdgroup of it has
 };
 
 // Returns the first position that the row at `position` sees. A window of 0 hides nothing.

@@ -1,11 +1,9 @@
 // Gated delta nets (Yang, Kautz, Hatamizadeh, arXiv 2412.06464):
 //   S = decay S + (v - decay S k) beta k^T,   y = S q
-// A layer takes one of two forms. For short segments (runs of tokens of one sequence), gated_delta
-// computes everything but the convolution's newest inputs (tails), which delta_tails writes. For
-// long ones, delta_prepare and delta_finish compute what tokens do not need of each other, and
-// delta_scan the recurrence. Both forms compute tokens one by one with the same functions, so that
-// neither the form nor cutting a sequence changes results. A layer's part of a slot (kept states)
-// is S [value_heads][D][D] in float32, and the tail [tail_rows][conv_width] in T.
+// A layer is three commands. delta_prepare and delta_finish compute what tokens do not need of each
+// other, and delta_scan the recurrence, token by token, so that cutting a sequence does not change
+// results. A layer's part of a slot (kept states) is S [value_heads][D][D] in float32, and the
+// convolution's newest inputs (tail) [tail_rows][conv_width] in T.
 #include "rows.h"
 
 // Eight lanes share two rows of S, of which a lane has every eighth float4. Four lanes for each row
@@ -14,8 +12,6 @@ constant constexpr uint kRowLanes = 8;
 constant constexpr uint kLaneRows = 2;
 constant constexpr uint kSimdgroupRows = 32 / kRowLanes * kLaneRows;
 static_assert(kSimdgroupRows == kDeltaStateRows, "as the host counts them");
-// The tokens for which the simdgroups of gated_delta compute query, key and value at once.
-constant constexpr uint kTokensAtOnce = kDeltaThreads / 32 / 3;
 // The epsilon in the length of a head's query or key, which is the same in all models.
 constant constexpr float kUnitEps = 1e-6f;
 
@@ -59,26 +55,15 @@ inline float sum_of_squares(float4 x) {
   return simd_sum(fma(x.w, x.w, fma(x.z, x.z, fma(x.y, x.y, x.x * x.x))));
 }
 
-// What delta_prepare and gated_delta read of a layer and its step.
-template <typename T>
-struct DeltaInputs {
-  const device T* qkv;       // [rows][conv_width]
-  const device T* a;         // [rows][value_heads]
-  const device T* b;
-  const device float* conv;  // [tail_rows + 1][conv_width]
-  const device float* a_log;
-  const device float* dt_bias;
-};
-
 // Computes four channels of the convolution for a token of a segment. Inputs before the segment
 // come from the tail, or are zeros if there is no tail.
 template <typename T>
 inline float4 convolved(
-    DeltaInputs<T> inputs, const device T* tail, DeltaSegment segment, uint token, uint channel,
-    uint width, constant DeltaArguments& arguments) {
+    const device T* qkv, const device T* tail, const device float* conv, DeltaSegment segment,
+    uint token, uint channel, uint width, constant DeltaArguments& arguments) {
   const uint kept = arguments.tail_rows;
   const uint before = token < kept ? kept - token : 0;  // taps before the segment
-  const device float* weights = inputs.conv + channel;
+  const device float* weights = conv + channel;
   const device T* x = tail + ulong(token) * width + channel;
   float4 sum = float4(0.0f);
   for (uint tap = 0; tap < before; ++tap) {
@@ -88,44 +73,13 @@ inline float4 convolved(
     x += width;
     weights += width;
   }
-  x = inputs.qkv + (ulong(segment.first) + token + before - kept) * width + channel;
+  x = qkv + (ulong(segment.first) + token + before - kept) * width + channel;
   for (uint tap = before; tap <= kept; ++tap) {
     sum = fma(load_floats(x), load<4>(weights), sum);
     x += width;
     weights += width;
   }
   return float4(silu(sum.x), silu(sum.y), silu(sum.z), silu(sum.w));
-}
-
-// Computes a lane's part of a head of mixed_heads(): of the unit vector for queries, which are also
-// scaled, and for keys.
-template <typename T, int D>
-inline float4 mixed_part(
-    DeltaInputs<T> inputs, const device T* tail, DeltaSegment segment, uint token, uint head,
-    uint lane, constant DeltaArguments& arguments) {
-  const uint width = mixed_heads(arguments) * uint(D);
-  float4 x = convolved(
-      inputs, tail, segment, token, head * uint(D) + lane * 4, width, arguments);
-  if (head < 2 * arguments.key_heads) {
-    const float scale = head < arguments.key_heads ? precise::rsqrt(float(D)) : 1.0f;
-    const float factor = scale * precise::rsqrt(sum_of_squares(x) + kUnitEps);
-    QUIRE_UNROLL
-    for (uint i = 0; i < 4; ++i) {
-      x[i] *= factor;
-    }
-  }
-  return x;
-}
-
-// Returns a head's decay and beta for the token in `row`.
-template <typename T>
-inline float2 gates_of(
-    DeltaInputs<T> inputs, ulong row, uint head, constant DeltaArguments& arguments) {
-  const ulong gate = row * arguments.value_heads + head;
-  const float x = float(inputs.a[gate]) + inputs.dt_bias[head];
-  const float softplus = max(x, 0.0f) + precise::log(1.0f + precise::exp(-max(x, -x)));
-  const float decay = precise::exp(-precise::exp(inputs.a_log[head]) * softplus);
-  return float2(decay, 1.0f / (1.0f + precise::exp(-float(inputs.b[gate]))));
 }
 
 // A lane's part of a head's state: kLaneRows rows.
@@ -182,9 +136,8 @@ inline void write_state(device uchar* slot, uint first, LaneState<D> state) {
   }
 }
 
-// Loads a lane's part from device or threadgroup memory, from its first float4 on.
-template <int D, typename Vectors>
-inline LaneVector<D> read_vector(Vectors first) {
+template <int D>
+inline LaneVector<D> read_vector(const device float4* first) {
   LaneVector<D> vector;
   QUIRE_UNROLL
   for (uint i = 0; i < D / 4 / kRowLanes; ++i) {
@@ -239,21 +192,6 @@ inline void change_state(
   }
 }
 
-// Computes a lane's part of a head's result from y.
-template <typename T, int D>
-inline void finish(
-    float4 y, const device T* z, const device float* norm, device T* out, ulong first, uint lane,
-    constant DeltaArguments& arguments) {
-  const float scale = precise::rsqrt(sum_of_squares(y) / float(D) + arguments.eps);
-  const float4 weight = load<4>(norm + lane * 4);
-  const float4 gate = load_floats(z + first + lane * 4);
-  QUIRE_UNROLL
-  for (uint i = 0; i < 4; ++i) {
-    y[i] = y[i] * scale * weight[i] * silu(gate[i]);
-  }
-  store4(out + first + lane * 4, y);
-}
-
 // Writes four channels of a segment's tails to slots, after all readers of the old tail.
 template <typename T, int D, Rows kind>
 inline void write_tails(
@@ -279,99 +217,10 @@ inline void write_tails(
   }
 }
 
-// Runs on (value_heads, segments) threadgroups of kDeltaThreads. z and out are
-// [rows][value_heads][D].
-template <typename T, int D, Rows kind>
-[[kernel, max_total_threads_per_threadgroup(kDeltaThreads)]] void gated_delta(
-    const device T* qkv [[buffer(0)]],
-    const device T* z [[buffer(1)]],
-    const device T* a [[buffer(2)]],
-    const device T* b [[buffer(3)]],
-    const device float* conv [[buffer(4)]],
-    const device float* a_log [[buffer(5)]],
-    const device float* dt_bias [[buffer(6)]],
-    const device float* norm [[buffer(7)]],
-    const device DeltaSegment* segments [[buffer(8)]],
-    const device DeltaWrite* writes [[buffer(9)]],
-    device uchar* arena [[buffer(10)]],
-    device T* out [[buffer(11)]],
-    constant DeltaArguments& arguments [[buffer(12)]],
-    uint2 group [[threadgroup_position_in_grid]],
-    uint simdgroup [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]]) {
-  static_assert(uint(D) == kDeltaThreads / 32 * kSimdgroupRows, "a simdgroup for eight rows");
-  threadgroup float4 mixed[kTokensAtOnce * 3 * (D / 4)];  // query, key, and value, then y
-  threadgroup float2 gates[kTokensAtOnce];
-
-  const DeltaInputs<T> inputs{qkv, a, b, conv, a_log, dt_bias};
-  const uint head = group.x;
-  const DeltaSegment segment = segments[group.y];
-  device uchar* begun = begun_at<kind>(arena, segment, writes, arguments);
-  const device T* tail = tail_of<T, D>(begun, arguments);
-  const uint first_number = first_of<D>(head, simdgroup, lane);
-  LaneState<D> state = read_state<D>(begun, segment.reads != 0, first_number);
-
-  const uint at = simdgroup / 3;  // the token of which the simdgroup computes a part
-  const uint part = simdgroup % 3;
-  const uint mixed_head = part == 2
-      ? 2 * arguments.key_heads + head
-      : part * arguments.key_heads + key_head_of(head, arguments);
-  const device DeltaWrite* write = writes + segment.first_write;
-  const device DeltaWrite* end_write = write + segment.writes;
-  uint due = write->rows;
-  for (uint first = 0; first < segment.count; first += kTokensAtOnce) {
-    const uint tokens = min(kTokensAtOnce, segment.count - first);
-    const ulong row = segment.first + first + at;
-    if (at < tokens) {
-      mixed[simdgroup * (D / 4) + lane] = mixed_part<T, D>(
-          inputs, tail, segment, first + at, mixed_head, lane, arguments);
-      if (part == 2 && lane == 0) {
-        gates[at] = gates_of(inputs, row, head, arguments);
-      }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-
-    for (uint t = 0; t < tokens; ++t) {
-      const threadgroup float4* query = mixed + t * 3 * (D / 4) + lane % kRowLanes;
-      threadgroup float* value = reinterpret_cast<threadgroup float*>(mixed) +
-                                 (t * 3 + 2) * uint(D) + own_row(simdgroup, lane);
-      change_state<D>(read_vector<D>(query + D / 4), *value, gates[t], lane, state);
-      const float y = product<D>(state, read_vector<D>(query), lane);
-      if (lane % kRowLanes < kLaneRows) {
-        *value = y;
-      }
-      if (first + t + 1 == due) {
-        write_state<D>(slot_at<kind>(arena, write->slot, arguments), first_number, state);
-        ++write;
-        due = write < end_write ? write->rows : 0;
-      }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-
-    // The simdgroup that will write the next value here, so that no barrier has to follow.
-    if (at < tokens && part == 2) {
-      finish<T, D>(
-          mixed[simdgroup * (D / 4) + lane], z, norm, out,
-          (row * arguments.value_heads + head) * uint(D), lane, arguments);
-    }
-  }
-}
-
-// Writes the tails to slots after gated_delta, in which all value heads read the old tail. Runs on
-// (conv_width / 4, segments) threads.
-template <typename T, int D, Rows kind>
-[[kernel]] void delta_tails(
-    const device T* qkv [[buffer(0)]],
-    const device DeltaSegment* segments [[buffer(1)]],
-    const device DeltaWrite* writes [[buffer(2)]],
-    device uchar* arena [[buffer(3)]],
-    constant DeltaArguments& arguments [[buffer(4)]],
-    uint2 at [[thread_position_in_grid]]) {
-  write_tails<T, D, kind>(qkv, segments[at.y], writes, arena, at.x * 4, arguments);
-}
-
-// Runs on (mixed_heads * 32, rows) threads. `mixed` is [rows][mixed_heads][D], and `gates`
-// [rows][value_heads].
+// Computes each token's queries and keys, of which it makes unit vectors, values, decays and betas.
+// Queries are also scaled. Runs on (mixed_heads * 32, rows) threads: a simdgroup for each head. qkv is
+// [rows][conv_width], a and b [rows][value_heads], conv [tail_rows + 1][conv_width], mixed
+// [rows][mixed_heads][D], and gates [rows][value_heads].
 template <typename T, int D, Rows kind>
 [[kernel]] void delta_prepare(
     const device T* qkv [[buffer(0)]],
@@ -388,7 +237,6 @@ template <typename T, int D, Rows kind>
     constant DeltaArguments& arguments [[buffer(11)]],
     uint2 at [[thread_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]]) {
-  const DeltaInputs<T> inputs{qkv, a, b, conv, a_log, dt_bias};
   const uint row = at.y;
   uint segment_index = 0;
   for (uint end = arguments.segments; end - segment_index > 1;) {
@@ -403,13 +251,25 @@ template <typename T, int D, Rows kind>
   const device T* tail =
       tail_of<T, D>(begun_at<kind>(arena, segment, writes, arguments), arguments);
   const uint head = at.x / 32;
-  mixed[ulong(row) * mixed_heads(arguments) * (D / 4) + at.x] = mixed_part<T, D>(
-      inputs, tail, segment, row - segment.first, head, lane, arguments);
-  if (lane == 0 && head >= 2 * arguments.key_heads) {
+  const uint width = mixed_heads(arguments) * uint(D);
+  float4 x = convolved(
+      qkv, tail, conv, segment, row - segment.first, at.x * 4, width, arguments);
+  if (head < 2 * arguments.key_heads) {
+    const float scale = head < arguments.key_heads ? precise::rsqrt(float(D)) : 1.0f;
+    const float factor = scale * precise::rsqrt(sum_of_squares(x) + kUnitEps);
+    QUIRE_UNROLL
+    for (uint i = 0; i < 4; ++i) {
+      x[i] *= factor;
+    }
+  } else if (lane == 0) {
     const uint value_head = head - 2 * arguments.key_heads;
-    gates[ulong(row) * arguments.value_heads + value_head] =
-        gates_of(inputs, row, value_head, arguments);
+    const ulong gate = ulong(row) * arguments.value_heads + value_head;
+    const float step = float(a[gate]) + dt_bias[value_head];
+    const float softplus = max(step, 0.0f) + precise::log(1.0f + precise::exp(-max(step, -step)));
+    const float decay = precise::exp(-precise::exp(a_log[value_head]) * softplus);
+    gates[gate] = float2(decay, 1.0f / (1.0f + precise::exp(-float(b[gate]))));
   }
+  mixed[ulong(row) * (width / 4) + at.x] = x;
 }
 
 // Runs on threadgroups of kScanThreads: in the first dimension of the grid a simdgroup for
@@ -475,8 +335,9 @@ template <typename T, int D, Rows kind>
   }
 }
 
-// Computes results from what delta_scan leaves in `mixed`, and writes the tails to slots. Runs on
-// (value_heads * 32, rows + segments) threads.
+// Norms and gates what delta_scan leaves in `mixed`, and writes the tails to slots. Runs on
+// (value_heads * 32, rows + segments) threads: a simdgroup for each head. z and out are
+// [rows][value_heads][D].
 template <typename T, int D, Rows kind>
 [[kernel]] void delta_finish(
     const device float4* mixed [[buffer(0)]],
@@ -498,8 +359,14 @@ template <typename T, int D, Rows kind>
     }
     return;
   }
-  const ulong first = (ulong(at.y) * heads + 2 * arguments.key_heads) * (D / 4);
-  finish<T, D>(
-      mixed[first + at.x], z, norm, out,
-      (ulong(at.y) * arguments.value_heads + at.x / 32) * uint(D), lane, arguments);
+  float4 y = mixed[(ulong(at.y) * heads + 2 * arguments.key_heads) * (D / 4) + at.x];
+  const ulong first = (ulong(at.y) * arguments.value_heads * 32 + at.x) * 4;
+  const float scale = precise::rsqrt(sum_of_squares(y) / float(D) + arguments.eps);
+  const float4 weight = load<4>(norm + lane * 4);
+  const float4 gate = load_floats(z + first);
+  QUIRE_UNROLL
+  for (uint i = 0; i < 4; ++i) {
+    y[i] = y[i] * scale * weight[i] * silu(gate[i]);
+  }
+  store4(out + first, y);
 }

@@ -79,8 +79,6 @@ struct DeltaKernel {
   bool writes_tails;
 };
 constexpr DeltaKernel kDeltaKernels[] = {
-    {"gated_delta_", 8, 12, true, true, false},
-    {"delta_tails_", 1, 4, false, true, true},
     {"delta_prepare_", 6, 11, false, true, false},
     {"delta_scan_", 2, 5, true, false, false},
     {"delta_finish_", 4, 8, false, true, true}};
@@ -172,7 +170,6 @@ const Bindings& bindings_of(const std::string& kernel) {
       {"append_", {6, {}}},              {"project_append_", {10, {8}}},
       {"decode_split_", {10, {5, 6, 7}}}, {"decode_combine_", {6, {3}}},
       {"gather_", {6, {3, 4}}},          {"swiglu_", {4, {2}}},
-      {"gated_delta_", {13, {11}}},      {"delta_tails_", {5, {}}},
       {"delta_prepare_", {12, {9, 10}}}, {"delta_scan_", {6, {0}}},
       {"delta_finish_", {9, {7}}},
       {"mark_step", {2, {0}}}};

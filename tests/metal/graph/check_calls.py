@@ -15,11 +15,11 @@ def test_steps_may_overlap_wherever_mlx_ends_its_encoders(
         assert Program(kind, writer, reader, uneven).run() == []
 
 
-@pytest.mark.parametrize(("kind", "uneven", "scans"), planted_states.programs())
-def test_so_may_steps_that_advance_states(kind: str, uneven: bool, scans: bool) -> None:
+@pytest.mark.parametrize(("kind", "uneven"), planted_states.programs())
+def test_so_may_steps_that_advance_states(kind: str, uneven: bool) -> None:
     for seed in SEEDS:
         _standin.seed(seed)
-        assert planted_states.StateProgram(kind, uneven, scans).run() == []
+        assert planted_states.StateProgram(kind, uneven).run() == []
 
 
 def test_every_call_is_needed(report: list[str]) -> None:

@@ -204,7 +204,7 @@ def commands(operations: Sequence[Operation], tokens: int, split_rows: int = 0) 
     """The number of commands of a step's operations. tokens: the length of each sequence.
     split_rows: the step's rows on an M1 or M2, where a product of eight rows with a large matrix of
     few outputs is two commands (MLX's get_qmv_batch_limit and qmm_splitk)."""
-    several = {"decode_attention": 2 if tokens > 256 else 1, "gated_delta": 2}
+    several = {"decode_attention": 2 if tokens > 256 else 1, "gated_delta": 3}
     total = 0
     for name, buffers, scattered in operations:
         if buffers:  # the others are views

@@ -25,7 +25,6 @@ LONG = 300  # tokens that are read in several splits
 TOGETHER = {
     "decode_attention": frozenset({0, 1, 2}),
     "gather": frozenset({0, 1}),
-    "gated_delta": frozenset({0, 2}),
 }
 # Operations that do more where programs are uneven, and what of it is planted there.
 UNEVEN = {
@@ -45,13 +44,11 @@ class Plant:
     how: str
     uneven: bool = False
     """In such programs alone."""
-    scans: bool = False
-    """In programs of long segments of recurrent layers alone."""
 
     def __str__(self) -> str:
         which = ", ".join(str(n) for n in sorted(self.which))
-        where = " (uneven)" * self.uneven + " (long)" * self.scans
-        return f"{self.operation}{where}: {self.call} {which}: {self.how}"
+        uneven = " (uneven)" if self.uneven else ""
+        return f"{self.operation}{uneven}: {self.call} {which}: {self.how}"
 
 
 @contextmanager

@@ -19,7 +19,6 @@ OFFSETS = (64, 64 + 4 * SHAPE.numbers)
 """Of each layer, in a slot."""
 SLOT_BYTES = 1 << 19
 NUM_SLOTS = 12
-LONG_SEGMENT = 16
 SCAN_OUTPUTS = [frozenset(which) for which in ({0, 4}, {1, 2, 3}, {3}, {5})]
 """Of the three commands: the token's; the arrays between them; y; the result."""
 Segment = tuple[int, int | None, list[tuple[int, int]]]
@@ -30,10 +29,10 @@ class StateProgram(Program):
     """Two steps of two sequences, in layers that do not need each other, over states that go on in
     the slot that is read, come to one of their own on the way, or begin."""
 
-    def __init__(self, kind: str, uneven: bool = False, scans: bool = False) -> None:
-        """uneven: arrays have gaps. scans: steps have a long segment."""
+    def __init__(self, kind: str, uneven: bool = False) -> None:
+        """uneven: arrays have gaps."""
         super().__init__(kind, "append", "decode_attention")
-        self.gaps, self.scans = uneven, scans
+        self.gaps = uneven
         self.stage.kv_backend.make_slots(NUM_SLOTS, SLOT_BYTES)
         for slot in range(NUM_SLOTS):
             self.stage.kv_backend.commit_slot(slot)
@@ -42,11 +41,6 @@ class StateProgram(Program):
         self.state_tokens = [mx.zeros((1,)) for _ in self.layers]
         self.working: dict[Sequence, int] = {}
         self.free = list(range(NUM_SLOTS))
-
-    @property
-    def parts(self) -> list[tuple[Sequence, int]]:
-        (one, count), (other, more) = super().parts
-        return [(one, count), (other, more + LONG_SEGMENT * self.scans)]
 
     def segment(self, sequence: Sequence, count: int) -> Segment:
         """Of the next rows: the first half of several is written to a slot of its own, too."""
@@ -93,17 +87,17 @@ class StateProgram(Program):
         return mx.array(np.concatenate(out).astype(np.float32))
 
 
-def programs() -> list[tuple[str, bool, bool]]:
-    """Kind, whether arrays have gaps, and whether steps have a long segment."""
-    return list(product(KINDS, (False, True), (False, True)))
+def programs() -> list[tuple[str, bool]]:
+    """Kind, and whether arrays have gaps."""
+    return list(product(KINDS, (False, True)))
 
 
 def found_with(plant: Plant) -> list[str]:
     """What shows in the first program and with the first seed in which something does."""
-    for seed, (kind, uneven, scans) in product(SEEDS, programs()):
-        if (uneven, scans) == (plant.uneven, plant.scans):
+    for seed, (kind, uneven) in product(SEEDS, programs()):
+        if uneven == plant.uneven:
             _standin.seed(seed)
-            program = StateProgram(kind, uneven, scans)
+            program = StateProgram(kind, uneven)
             with planted(plant):
                 found = program.run()
             if found:
@@ -114,20 +108,19 @@ def found_with(plant: Plant) -> list[str]:
 def plants() -> list[Plant]:
     """Every call that the operation makes, dropped or bent; see ``planted.plants``. Left out: that
     the first of three commands follows who wrote the token. The last says so, too."""
-    scans = [
-        *(plant for plant in plants_of(OPERATION, calls(scans=True)) if plant.how == "drop"),
+    own = [
+        *(plant for plant in plants_of(OPERATION, calls()) if plant.how == "drop"),
         *(Plant(OPERATION, "set_output_array", which, "input") for which in SCAN_OUTPUTS),
     ]
-    scans.remove(Plant(OPERATION, "set_output_array", frozenset({0}), "drop"))
+    own.remove(Plant(OPERATION, "set_output_array", frozenset({0}), "drop"))
     copies = [name for name in calls(uneven=True) if name in ("ordered_copy", "add_temporary")]
     return [
-        *plants_of(OPERATION, calls()),
-        *(replace(plant, scans=True) for plant in scans),
+        *own,
         *(replace(plant, uneven=True) for plant in plants_of(OPERATION, copies)),
     ]
 
 
-def calls(*, uneven: bool = False, scans: bool = False) -> list[str]:
+def calls(*, uneven: bool = False) -> list[str]:
     """Those that it makes where nothing is wrong."""
-    assert StateProgram("sparse", uneven, scans).run() == []
+    assert StateProgram("sparse", uneven).run() == []
     return _standin.calls(OPERATION)

@@ -1,5 +1,4 @@
-"""Both forms of a gated delta net: against float64, and the same bits however tokens are cut, in
-whichever form."""
+"""The kernels of a gated delta net: against float64, and the same bits however tokens are cut."""
 
 from dataclasses import dataclass
 
@@ -16,9 +15,8 @@ LAYER = DeltaLayer(SHAPE)
 OFFSET = 64
 # Of the largest number: float32 over some tokens, and half a unit in the last place of a result.
 ROUNDING = {"float": 2e-5, "half": 2.0**-10, "bfloat": 2.0**-7}
-THREADS, SCAN_THREADS, STATE_ROWS = 512, 64, 8
+SCAN_THREADS, STATE_ROWS = 64, 8
 KINDS = ("sparse", "dense")
-BOTH_FORMS = pytest.mark.parametrize("scans", [False, True], ids=["short", "scan"])
 
 
 @dataclass
@@ -63,11 +61,8 @@ class Slots:
 Segment = tuple[Inputs, int | None, list[tuple[int, int]]]
 
 
-def run(
-    device: Device, slots: Slots, segments: list[Segment], kind: str, *, scans: bool = False
-) -> list[Stored]:
-    """The kernels of one form, one behind the other; what comes out of each segment. scans: the
-    form for long segments."""
+def run(device: Device, slots: Slots, segments: list[Segment], kind: str) -> list[Stored]:
+    """The kernels, one behind the other; what comes out of each segment."""
     number, first, begun, written = (
         slots.number,
         0,
@@ -94,40 +89,26 @@ def run(
     )
     its, heads = (*rows, slots.arena), SHAPE.width // 128
     suffix = f"{slots.name}_128_{kind}"
-    if scans:
-        mixed = np.full((first, SHAPE.width), np.nan, np.float32)
-        gates = np.full((first, SHAPE.value_heads, 2), np.nan, np.float32)
-        device.threads(
-            f"delta_prepare_{suffix}",
-            [qkv, a, b, conv, a_log, dt_bias, *its, mixed, gates, arguments],
-            (heads * 32, first),
-            (96,),
-        )
-        device.threadgroups(
-            f"delta_scan_{suffix}",
-            [mixed, gates, *its, arguments],
-            (SHAPE.value_heads * 128 // STATE_ROWS // (SCAN_THREADS // 32), len(segments)),
-            (SCAN_THREADS,),
-        )
-        device.threads(
-            f"delta_finish_{suffix}",
-            [mixed, z, norm, qkv, *its, out, arguments],
-            (SHAPE.value_heads * 32, first + len(segments)),
-            (96,),
-        )
-    else:
-        device.threadgroups(
-            f"gated_delta_{suffix}",
-            [qkv, z, a, b, conv, a_log, dt_bias, norm, *its, out, arguments],
-            (SHAPE.value_heads, len(segments)),
-            (THREADS,),
-        )
-        device.threads(
-            f"delta_tails_{suffix}",
-            [qkv, *its, arguments],
-            (SHAPE.width // 4, len(segments)),
-            (96,),
-        )
+    mixed = np.full((first, SHAPE.width), np.nan, np.float32)
+    gates = np.full((first, SHAPE.value_heads, 2), np.nan, np.float32)
+    device.threads(
+        f"delta_prepare_{suffix}",
+        [qkv, a, b, conv, a_log, dt_bias, *its, mixed, gates, arguments],
+        (heads * 32, first),
+        (96,),
+    )
+    device.threadgroups(
+        f"delta_scan_{suffix}",
+        [mixed, gates, *its, arguments],
+        (SHAPE.value_heads * 128 // STATE_ROWS // (SCAN_THREADS // 32), len(segments)),
+        (SCAN_THREADS,),
+    )
+    device.threads(
+        f"delta_finish_{suffix}",
+        [mixed, z, norm, qkv, *its, out, arguments],
+        (SHAPE.value_heads * 32, first + len(segments)),
+        (96,),
+    )
     return np.split(out, np.cumsum([len(inputs) for inputs, _, _ in segments])[:-1])
 
 
@@ -142,17 +123,14 @@ def near(got: Floats, want: Floats, rounding: float) -> bool:
 
 
 @pytest.mark.small
-@BOTH_FORMS
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_rows_and_states_are_those_of_float64(
-    device: Device, name: str, kind: str, scans: bool
-) -> None:
+def test_rows_and_states_are_those_of_float64(device: Device, name: str, kind: str) -> None:
     slots, inputs, begun = Slots(name), LAYER.inputs(6), LAYER.state()
     slots.put(0, begun)
     before = slots.bits(0)
     segments: list[Segment] = [(inputs, None, [(6, 1)]), (inputs, 0, [(2, 2), (6, 3)])]
-    new, later = run(device, slots, segments, kind, scans=scans)
+    new, later = run(device, slots, segments, kind)
     exact, read = rounded(name, inputs), slots.state(0)
     assert slots.bits(0) == before, "what is only read stays"
     for got, state, slot in ((new, LAYER.zeros(), 1), (later, read, 3)):
@@ -166,28 +144,27 @@ def test_rows_and_states_are_those_of_float64(
 
 
 TOKENS = 40
-# Where a sequence is cut into steps, and which of these take the form for long segments.
+# Where a sequence is cut into steps.
 CUTS = {
-    "token by token": [(n, False) for n in range(1, TOKENS + 1)],
-    "whole": [(TOKENS, True)],
-    "whole at once": [(TOKENS, False)],
-    "an answer behind its prompt": [(37, True), (38, False), (40, False)],
-    "short, long, longer": [(1, False), (16, False), (32, True), (TOKENS, True)],
-    "the other way round": [(15, True), (31, False), (33, True), (TOKENS, False)],
+    "token by token": range(1, TOKENS + 1),
+    "whole": (TOKENS,),
+    "an answer behind its prompt": (37, 38, 40),
+    "longer and longer": (1, 16, TOKENS),
+    "the other way round": (31, 33, TOKENS),
 }
 
 
 @pytest.mark.small
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("name", FORMATS)
-def test_no_bit_depends_on_how_tokens_are_cut_or_on_the_form(
+def test_no_bit_depends_on_how_tokens_are_cut_or_on_company(
     device: Device, name: str, cut: str
 ) -> None:
     """In one slot, or on to another; with company; with writes on the way, and rows behind them."""
     inputs, begun, other = LAYER.inputs(TOKENS), LAYER.state(), LAYER.inputs(19, seed=9)
     slots, made, first, slot = Slots(name), list[Stored](), 0, 0
     slots.put(0, begun)
-    for number, (end, scans) in enumerate(CUTS[cut]):
+    for number, end in enumerate(CUTS[cut]):
         kind, drafts = KINDS[number % 2], min(end + number % 4, TOKENS)
         to = slot if number % 3 else 1 - slot
         count = end - first
@@ -196,7 +173,7 @@ def test_no_bit_depends_on_how_tokens_are_cut_or_on_the_form(
         if number % 2:
             segments = [(other.part(0, 3), None, [(3, 3)]), *segments, (other, None, [(7, 4)])]
         device.set_order(number)
-        out = run(device, slots, segments, kind, scans=scans)
+        out = run(device, slots, segments, kind)
         device.set_order(0)
         made.append(out[number % 2][:count])
         first, slot = end, to
@@ -209,11 +186,10 @@ def test_no_bit_depends_on_how_tokens_are_cut_or_on_the_form(
 
 
 @pytest.mark.small
-@BOTH_FORMS
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_behind_the_last_write_are_computed_and_leave_the_state(
-    device: Device, name: str, kind: str, scans: bool
+    device: Device, name: str, kind: str
 ) -> None:
     inputs, begun, other = LAYER.inputs(7), LAYER.state(), LAYER.inputs(6, seed=9)
     whole, kept = Slots(name), Slots(name)
@@ -227,7 +203,7 @@ def test_rows_behind_the_last_write_are_computed_and_leave_the_state(
         slots.put(0, begun)
         device.set_order(order)
         segments: list[Segment] = [(inputs, 0, [(2, 1), (4, 0)]), company]
-        made, _ = run(device, slots, segments, kind, scans=scans)
+        made, _ = run(device, slots, segments, kind)
         assert np.array_equal(made, want)
         assert slots.arena.tobytes() == kept.arena.tobytes()
     device.set_order(0)

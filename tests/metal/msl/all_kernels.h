@@ -15,8 +15,6 @@ inline std::vector<Kernel> all_kernels() {
   for (Number activations : kNumbers) {
     all.push_back(swiglu_kernel(activations));
     for (Kind kind : {Kind::sparse, Kind::dense}) {
-      all.push_back(gated_delta_kernel(activations, kind));
-      all.push_back(delta_tails_kernel(activations, kind));
       all.push_back(delta_prepare_kernel(activations, kind));
       all.push_back(delta_scan_kernel(activations, kind));
       all.push_back(delta_finish_kernel(activations, kind));

@@ -98,14 +98,6 @@ Kernel swiglu_kernel(Number activations) {
   return instance("swiglu.metal", "swiglu", kCopyThreads, activations);
 }
 
-Kernel gated_delta_kernel(Number activations, Kind kind) {
-  return instance("delta.metal", "gated_delta", kDeltaThreads, activations, kDeltaDim, kind);
-}
-
-Kernel delta_tails_kernel(Number activations, Kind kind) {
-  return instance("delta.metal", "delta_tails", kCopyThreads, activations, kDeltaDim, kind);
-}
-
 Kernel delta_prepare_kernel(Number activations, Kind kind) {
   return instance("delta.metal", "delta_prepare", kCopyThreads, activations, kDeltaDim, kind);
 }

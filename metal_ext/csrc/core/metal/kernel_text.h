@@ -32,9 +32,7 @@ Kernel decode_combine_kernel(Number activations, int head_dim);
 Kernel project_append_kernel(Number activations, Number kv, int head_dim, Kind kind);
 Kernel gather_kernel(Number kv, Kind kind);
 Kernel swiglu_kernel(Number activations);
-// The next five kernels are for heads of 128 dimensions.
-Kernel gated_delta_kernel(Number activations, Kind kind);
-Kernel delta_tails_kernel(Number activations, Kind kind);
+// The next three kernels are for heads of 128 dimensions.
 Kernel delta_prepare_kernel(Number activations, Kind kind);
 Kernel delta_scan_kernel(Number activations, Kind kind);
 Kernel delta_finish_kernel(Number activations, Kind kind);

@@ -13,12 +13,7 @@ namespace {
 constexpr size_t kDim = 128;
 constexpr size_t kSimdgroup = 32;
 
-// Whether a step's tokens take the three commands of long segments, by its longest segment. Below
-// this length, a third command costs more than it saves. All segments of a step take the same
-// commands: apart, they would be five, and the bits are the same.
-constexpr size_t kLongSegment = 16;
-bool scans(const MetalStateRows& states) { return states.longest() >= kLongSegment; }
-
+// Encodes three commands. The first one reads all old tails, and the last one overwrites them.
 struct GatedDeltaStep {
   DeviceRows rows;
   DeviceStateRows states;
@@ -37,35 +32,6 @@ struct GatedDeltaStep {
     }
     out[0].copy_shared_buffer(in[0]);
     allocate_on_device(out[1]);
-    if (scans(*states)) {
-      encode_scan(encoder, read, out);
-    } else {
-      encode_short(encoder, read, out);
-    }
-  }
-
-  // Encodes two commands, because the second overwrites tails that all heads read in the first.
-  void encode_short(
-      Encoder& encoder, const std::vector<mx::array>& read, std::vector<mx::array>& out) const {
-    encoder.kernel(metal::gated_delta_kernel(type, kind));
-    encoder.output(out[0], 0);  // for MLX's ordering alone: qkv takes index 0 next
-    encoder.inputs(read);
-    bind_slots(encoder, 8);
-    encoder.output(out[1], 11);
-    encoder.bytes(arguments, 12);
-    encoder.run_groups(MTL::Size(arguments.value_heads, arguments.segments, 1));
-
-    encoder.kernel(metal::delta_tails_kernel(type, kind));
-    encoder.output(out[0], 0);
-    encoder.input(read[0], 0);
-    bind_slots(encoder, 1);
-    encoder.bytes(arguments, 4);
-    encoder.run_threads(MTL::Size(mixed_heads() * kDim / 4, arguments.segments, 1));
-  }
-
-  // Encodes three commands. The first one reads all old tails, and the last one overwrites them.
-  void encode_scan(
-      Encoder& encoder, const std::vector<mx::array>& read, std::vector<mx::array>& out) const {
     const size_t row_count = arguments.rows;
     mx::array mixed = floats(row_count, mixed_heads() * kDim);
     mx::array gates = floats(row_count, arguments.value_heads * 2);

@@ -218,7 +218,6 @@ MetalStateRows::MetalStateRows(
       written.push_back({slots->place(write.slot), narrowed<uint32_t>("rows", write.rows), 0});
     }
     size_ += segment.count;
-    longest_ = std::max(longest_, segment.count);
   }
   segments_ = narrowed<uint32_t>("segments", segments.size());
   std::vector<std::vector<mx::array>> stand_ins;

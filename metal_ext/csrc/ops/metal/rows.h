@@ -99,7 +99,6 @@ class MetalStateRows {
   const std::shared_ptr<MetalRows>& rows() const { return rows_; }
   size_t size() const { return size_; }
   uint32_t segments() const { return segments_; }
-  size_t longest() const { return longest_; }  // the most rows of a segment
   // Throws std::out_of_range unless a slot has `bytes` bytes after the offset.
   void require_room(int64_t offset, size_t bytes) const;
 
@@ -116,7 +115,6 @@ class MetalStateRows {
   const std::shared_ptr<MetalRows> rows_;
   size_t size_ = 0;
   uint32_t segments_ = 0;
-  size_t longest_ = 0;
   mx::array begun_;
   mx::array written_;
   std::optional<mx::array> arena_;
