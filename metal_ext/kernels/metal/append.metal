@@ -23,6 +23,6 @@ template <typename T, typename KV, Rows kind>
   device KV* value = reinterpret_cast<device KV*>(
       kv_row<kind>(space, row, place, place.value_offset, row.position));
   const ulong source = ulong(at.y) * arguments.row_elements + element;
-  store4(key + element, as_floats(keys + source));
-  store4(value + element, as_floats(values + source));
+  store<4>(key + element, as_floats<4, T>(load<4>(keys + source)));
+  store<4>(value + element, as_floats<4, T>(load<4>(values + source)));
 }

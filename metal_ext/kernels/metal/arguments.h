@@ -15,7 +15,7 @@ enum : uint32_t {
   kSplitTokens = 256,       // the most positions that a threadgroup of decode_split reads
   kShortSplitTokens = 128,  // for short rows, which would give too few threadgroups
   kShortRowTokens = 2048,   // rows at lower positions are short
-  kTileHeads = 4,           // query heads that share a threadgroup's reads of one KV head
+  kMostTileHeads = 8,       // query heads that share a threadgroup's reads of one KV head
   kDecodeThreads = 256,     // threads of a threadgroup of decode_split
   kMaxHeadDim = 256,
   kSwigluNumbers = 4,  // numbers that a thread of swiglu computes
@@ -35,6 +35,14 @@ inline uint32_t split_tokens(uint32_t last) {
   return last < kSplitTokens || last >= kShortRowTokens ? kSplitTokens : kShortSplitTokens;
 }
 inline uint32_t split_count(uint32_t last) { return last / split_tokens(last) + 1; }
+
+// Returns the number of heads in each tile of a group of query heads that share a KV head. Tiles are
+// as few as possible, so that K and V are read seldom, and then as small as possible.
+inline uint32_t tile_heads(uint32_t group) {
+  const uint32_t tiles = (group + kMostTileHeads - 1) / kMostTileHeads;
+  const uint32_t heads = (group + tiles - 1) / tiles;
+  return heads <= 4 ? 4 : heads <= 6 ? 6 : 8;
+}
 
 // An entry of the row table: the place of the K and V of one row (token) of a step.
 struct RowEntry {

@@ -212,7 +212,7 @@ inline void write_tails(
       } else if (segment.reads != 0) {
         x = load_floats(tail + place * width + channel);
       }
-      store4(target + i * width + channel, x);
+      store<4>(target + i * width + channel, x);
     }
   }
 }
@@ -368,5 +368,5 @@ template <typename T, int D, Rows kind>
   for (uint i = 0; i < 4; ++i) {
     y[i] = y[i] * scale * weight[i] * silu(gate[i]);
   }
-  store4(out + first, y);
+  store<4>(out + first, y);
 }

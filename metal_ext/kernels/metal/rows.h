@@ -47,28 +47,35 @@ inline device KV* kv_head_row(
   return reinterpret_cast<device KV*>(start) + kv_head * uint(D);
 }
 
-// Loads N numbers of K or V at once. The address must be aligned to N numbers, as K and V are.
-template <int N, typename KV>
-inline vec<KV, N> load(const device KV* source) {
-  return *reinterpret_cast<const device vec<KV, N>*>(source);
+// Loads N numbers at once. The address must be aligned to N numbers, as K and V are; the host sees
+// to it that MLX's arrays are.
+template <int N, typename T>
+inline vec<T, N> load(const device T* source) {
+  return *reinterpret_cast<const device vec<T, N>*>(source);
 }
 
-// Loads four numbers at an address aligned to four.
+template <int N, typename T>
+inline vec<float, N> as_floats(vec<T, N> x) {
+  vec<float, N> wide;
+  QUIRE_UNROLL
+  for (uint i = 0; i < N; ++i) {
+    wide[i] = float(x[i]);
+  }
+  return wide;
+}
+
 template <typename T>
 inline float4 load_floats(const device T* source) {
-  const vec<T, 4> x = load<4>(source);
-  return float4(float(x.x), float(x.y), float(x.z), float(x.w));
+  return as_floats<4, T>(load<4>(source));
 }
 
-template <typename KV>
-inline void store4(device KV* target, float4 x) {
-  *reinterpret_cast<device vec<KV, 4>*>(target) =
-      vec<KV, 4>(static_cast<KV>(x.x), static_cast<KV>(x.y), static_cast<KV>(x.z),
-                 static_cast<KV>(x.w));
-}
-
-// Loads four numbers of an array of any alignment, such as MLX's arrays.
-template <typename T>
-inline float4 as_floats(const device T* source) {
-  return float4(float(source[0]), float(source[1]), float(source[2]), float(source[3]));
+// Rounds N numbers to T, and stores them at once.
+template <int N, typename T>
+inline void store(device T* target, vec<float, N> x) {
+  vec<T, N> narrow;
+  QUIRE_UNROLL
+  for (uint i = 0; i < N; ++i) {
+    narrow[i] = static_cast<T>(x[i]);
+  }
+  *reinterpret_cast<device vec<T, N>*>(target) = narrow;
 }

@@ -108,14 +108,14 @@ def test_experts_multiply_vectors_or_tiles(mixture: CostModel, tokens: int, rows
 @pytest.mark.parametrize(
     ("model", "times"),
     [
-        ("Qwen3-30B-A3B", 2),
+        ("Qwen3-30B-A3B", 1),
         ("Qwen3.5-0.8B", 1),
         ("Qwen3.5-4B", 1),
-        ("Qwen3.6-27B", 2),
-        ("Qwen3.6-35B-A3B", 2),
+        ("Qwen3.6-27B", 1),
+        ("Qwen3.6-35B-A3B", 1),
     ],
 )
-def test_four_query_heads_read_a_row_of_the_cache_together(
+def test_eight_query_heads_read_a_row_of_the_cache_together(
     tmp_path: Path, model: str, times: int
 ) -> None:
     cost = in_four_bits(tmp_path, model)

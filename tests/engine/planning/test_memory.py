@@ -172,7 +172,7 @@ def test_the_kernels_sum_as_many_positions_at_a_time_as_the_plan_thinks() -> Non
     assert f"kSplitTokens = {SPLIT_TOKENS}," in on_gpu
     assert f"kShortSplitTokens = {SHORT_SPLIT_TOKENS}," in on_gpu
     assert f"kShortRowTokens = {SHORT_ROW_TOKENS}," in on_gpu
-    assert f"kTileHeads = {TILE_HEADS}," in on_gpu
+    assert f"kMostTileHeads = {TILE_HEADS}," in on_gpu
     assert f"kSplitTokens = {SPLIT_TOKENS};" in (kernels / "cpu" / "kernels.h").read_text()
 
 

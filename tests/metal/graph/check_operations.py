@@ -240,6 +240,42 @@ def test_arrays_may_have_any_strides() -> None:
     stage.end()
 
 
+def test_arrays_that_begin_between_vectors_are_copied() -> None:
+    stage = Stage("sparse")
+    shape, one = stage.shape, stage.open(64)
+    rows, (queries, *others) = (
+        stage.rows((one, 5)),
+        (
+            mx.random.normal((2000 * heads,))[first : first + 5 * heads * shape.head_dim].reshape(
+                5, heads, shape.head_dim
+            )
+            for heads, first in ((shape.query_heads, 2), (shape.kv_heads, 1), (shape.kv_heads, 4))
+        ),
+    )
+    stage.append(rows, 0, *others)
+    out = stage.decode(rows, 0, 0, queries)
+    mx.eval(metal_ext.step_end([out], rows, stage.kv_backend), out)
+    for operation in ("append", "decode_attention"):
+        assert _standin.calls(operation).count("ordered_copy") == 1
+    stage.measure(out, stage.expected(0, [(one, 5)], queries, *others))
+    stage.end()
+
+
+@pytest.mark.parametrize(
+    ("query_heads", "kv_heads", "head_dim"),
+    [(10, 2, 64), (12, 2, 256), (14, 2, 128), (16, 2, 256), (9, 1, 64), (16, 1, 128)],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_of_any_size_are_attention(
+    kind: str, query_heads: int, kv_heads: int, head_dim: int
+) -> None:
+    stage = Stage(kind, Shape(kv_heads, query_heads, head_dim), heaps=4)
+    one, other = stage.open(300), stage.open(64)
+    stage.step((one, 259), (other, 3))
+    stage.step((one, 1), (other, 1))
+    stage.end()
+
+
 def test_handles_may_go_as_soon_as_the_graph_is_made() -> None:
     for kind in KINDS:
         stage = Stage(kind)

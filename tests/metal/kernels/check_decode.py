@@ -19,16 +19,18 @@ from tests.metal.kernels.store import KINDS
 
 # Half a unit in the last place of numbers below 4, and the float32 arithmetic before it.
 ROUNDING = {"float": 1e-5, "half": 1e-3 + 1e-5, "bfloat": 8e-3}
-GROUPS = (1, 2, 3, 4, 5, 7, 8)
+GROUPS = (1, 3, 4, 5, 6, 7, 8, 9, 16)
 DIMS = (64, 128, 256)
 # Every pair of formats over every kind of rows; head_dim and the group take turns.
 COVER = [
-    Shape(t, kv, DIMS[(i + i // 3) % 3], kind, GROUPS[i % 7] * (1 + i % 2), 1 + i % 2)
+    Shape(
+        t, kv, DIMS[(i + i // 3) % 3], kind, (4, 6, 8, 1, 5, 7, 12)[i % 7] * (1 + i % 2), 1 + i % 2
+    )
     for i, (t, kv, kind) in enumerate(product(FORMATS, FORMATS, KINDS))
 ]
 SMALL = [
     Shape("bfloat", "bfloat", 64, "sparse", 4, 2),
-    Shape("float", "float", 128, "dense", 5, 1),
+    Shape("float", "float", 128, "dense", 18, 2),
     Shape("half", "bfloat", 256, "paged", 14, 2),
 ]
 
@@ -77,12 +79,27 @@ def test_rows_are_cut_otherwise_from_a_length_on(device: Device, kind: str) -> N
 
 
 @pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("head_dim", DIMS)
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_any_number_of_query_heads_shares_a_kv_head(
-    device: Device, group: int, kv_heads: int
+    device: Device, kv_heads: int, head_dim: int, group: int
 ) -> None:
-    shape = Shape("float", "float", 64, "sparse", group * kv_heads, kv_heads)
+    shape = Shape("float", "float", head_dim, "sparse", group * kv_heads, kv_heads)
     assert largest_error(device, shape, [300]) <= ROUNDING["float"]
+
+
+@pytest.mark.parametrize("head_dim", DIMS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_head_has_the_same_bits_in_every_tile(device: Device, name: str, head_dim: int) -> None:
+    lengths = [3, 130, 300, SHORT_ROW_TOKENS + 9]
+    one = Shape(name, name, head_dim, "sparse", 1, 1)
+    store, rows = filled(one, lengths, 2.0), last_rows(lengths)
+    queries = random_queries(replace(one, query_heads=max(GROUPS)), len(rows), 2.0)
+    alone = [attend(device, one, store, queries[:, [h]], rows) for h in range(max(GROUPS))]
+    for group in GROUPS:
+        shape = replace(one, query_heads=group)
+        together = attend(device, shape, store, queries[:, :group].copy(), rows)
+        assert np.array_equal(together, np.concatenate(alone[:group], axis=1)), group
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,7 +16,8 @@ ELEMENTS = (1, 3, SWIGLU_NUMBERS, 1000, 1021)
 def run(device: Device, name: str, gate: Stored, up: Stored, kind: int = 0) -> Stored:
     """Runs the kernel over a grid that is not made of whole threadgroups."""
     out, arguments = FORMATS[name].nans(gate.size + 9), struct(SWIGLU, gate.size, kind)
-    read = [exact_copy(array) for array in (gate, up)]
+    # Begins at a multiple of four elements, as on the host.
+    read = [exact_copy(np.pad(array, (0, -array.size % SWIGLU_NUMBERS))) for array in (gate, up)]
     threads = -(-gate.size // SWIGLU_NUMBERS)
     buffers = [address for address, _ in read]
     device.threads(f"swiglu_{name}", [*buffers, out, arguments], (threads,), (min(threads, 96),))

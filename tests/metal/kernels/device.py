@@ -53,7 +53,7 @@ DELTA = np.dtype(
     ]
 )
 SPLIT_TOKENS, SHORT_SPLIT_TOKENS, SHORT_ROW_TOKENS = 256, 128, 2048
-TILE_HEADS = 4
+MOST_TILE_HEADS = 8
 SWIGLU_NUMBERS = 4
 DECODE_THREADS = 256
 
@@ -93,6 +93,12 @@ def _sizes(sizes: Grid) -> Any:
 def split_tokens(position: int) -> int:
     """Of the splits of a row that ends at that position."""
     return SHORT_SPLIT_TOKENS if SPLIT_TOKENS <= position < SHORT_ROW_TOKENS else SPLIT_TOKENS
+
+
+def tile_heads(group: int) -> int:
+    """Of query heads that share a KV head: in as few tiles as can be, and then small ones."""
+    heads = -(-group // -(-group // MOST_TILE_HEADS))
+    return next(size for size in (4, 6, 8) if size >= heads)
 
 
 def struct(dtype: np.dtype[Any], *values: Any) -> NDArray[Any]:

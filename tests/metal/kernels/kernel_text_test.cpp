@@ -23,14 +23,31 @@ size_t count_of(const std::string& part, const std::string& text) {
 }  // namespace
 
 TEST("a kernel is named after its types, its head_dim and its kind of rows") {
-  const Kernel split = decode_split_kernel(Number::bfloat16, Number::float16, 128, Kind::paged);
-  CHECK(split.name == "decode_split_bfloat_half_128_paged");
+  const Kernel split = decode_split_kernel(Number::bfloat16, Number::float16, 128, 5, Kind::paged);
+  CHECK(split.name == "decode_split_bfloat_half_128_6_paged");
   CHECK(split.file == "decode.metal");
-  CHECK(split.expression == "decode_split<bfloat, half, 128, Rows::paged>");
+  CHECK(split.expression == "decode_split<bfloat, half, 128, 6, Rows::paged>");
   CHECK(decode_combine_kernel(Number::float32, 64).expression == "decode_combine<float, 64>");
   CHECK(gather_kernel(Number::bfloat16, Kind::dense).name == "gather_bfloat_dense");
   CHECK(copy_blocks_kernel().name == "copy_blocks");
   CHECK(copy_blocks_kernel().expression.empty());
+}
+
+TEST("a group of heads takes the fewest tiles, and then the smallest") {
+  const auto tiles = [](uint32_t group) {
+    std::string name =
+        decode_split_kernel(Number::float32, Number::float32, 64, group, Kind::dense).name;
+    return name.substr(0, name.rfind('_')).substr(std::string("decode_split_float_float_64_").size());
+  };
+  for (uint32_t group : {1, 2, 3, 4}) {
+    CHECK(tiles(group) == "4");
+  }
+  for (uint32_t group : {5, 6, 9, 10, 12}) {
+    CHECK(tiles(group) == "6");
+  }
+  for (uint32_t group : {7, 8, 13, 16, 24, 71}) {
+    CHECK(tiles(group) == "8");
+  }
 }
 
 TEST("a head_dim that no kernel has is refused") {
@@ -47,7 +64,7 @@ TEST("the list of all kernels has every instance once") {
     together += " " + kernel.name;
   }
   CHECK(names.size() == all_kernels().size());
-  CHECK(count_of(" decode_split_", together) == 3 * 3 * 3 * 3);
+  CHECK(count_of(" decode_split_", together) == 3 * 3 * 3 * 3 * 3);
   CHECK(count_of(" project_append_", together) == 3 * 3 * 3 * 3);
   CHECK(count_of(" append_", together) == 3 * 3 * 3);
   CHECK(count_of(" decode_combine_", together) == 3 * 3);

@@ -15,7 +15,7 @@ using namespace quire::metal;
 
 constexpr uint32_t kHeadDim = 64;
 constexpr uint32_t kKVHeads = 2;
-constexpr uint32_t kQueryHeads = 10;  // two tiles per KV head
+constexpr uint32_t kQueryHeads = 20;  // two tiles of 6 per KV head
 constexpr uint32_t kRowElements = kKVHeads * kHeadDim;
 constexpr uint32_t kTokens = 300;  // of the longest sequence: three splits
 constexpr uint32_t kBlockShift = 4;
@@ -72,7 +72,7 @@ void decode(const std::string& kind) {
   std::vector<float> softened(4 * kQueryHeads * 2);
   AttentionArguments arguments{all.place, kQueryHeads, kKVHeads, 0, 0.125f, 2.0f, 0, 1, 0};
   std::vector<float> sinks(kQueryHeads);
-  run("decode_split_bfloat_bfloat_64_" + kind,
+  run("decode_split_bfloat_bfloat_64_6_" + kind,
       {queries.data(), tasks.data(), all.rows.data(), all.pages.data(), all.memory.data(),
        sums.data(), softened.data(), out.data(), &arguments, sinks.data()},
       {{kKVHeads * 2, 4, 1}, {kThreads, 1, 1}});

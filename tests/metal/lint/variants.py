@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-DECODE = "decode_split_bfloat_half_128_paged"
+DECODE = "decode_split_bfloat_half_128_6_paged"
 APPEND = "append_half_bfloat_dense"
 BLOCKS = "copy_blocks"
 SWIGLU = "swiglu_half"
@@ -28,8 +28,8 @@ VARIANTS = (
     Variant(
         "a loop over an array that is not unrolled",
         DECODE,
-        "  QUIRE_UNROLL\n  for (uint i = 0; i < 8; ++i) {",
-        "  for (uint i = 0; i < 8; ++i) {",
+        "  QUIRE_UNROLL\n  for (uint h = 0; h < H; ++h) {",
+        "  for (uint h = 0; h < H; ++h) {",
     ),
     Variant(
         "device memory read as threadgroup memory",
@@ -40,14 +40,14 @@ VARIANTS = (
     Variant(
         "threadgroup memory read as device memory",
         DECODE,
-        "const float4 weight = weights[token];",
-        "const device float4* w = weights; const float4 weight = w[token];",
+        "const Part weight = weights[token",
+        "const device Part* w = weights; const Part weight = w[token",
     ),
     Variant(
         "a pointer without address space",
         DECODE,
-        "thread float4* sum) {\n  con",
-        "float4* sum) {\n  con",
+        "thread Piece* sum) {\n",
+        "Piece* sum) {\n",
     ),
     Variant(
         "a local pointer without address space",
@@ -64,8 +64,8 @@ VARIANTS = (
     Variant(
         "a write through const threadgroup",
         DECODE,
-        "const float4 weight = weights[token];",
-        "const float4 weight = weights[token]; weights[token] = weight;",
+        "const Part weight = weights",
+        "weights[token] = Part(0.0f); const Part weight = weights",
     ),
     Variant(
         "a write to constant arguments",
@@ -74,12 +74,12 @@ VARIANTS = (
         "const uint element = at.x * 4; arguments.rows = 1;",
     ),
     Variant("const cast away", BLOCKS, "*target = *source;", "*source = *target;"),
-    Variant("a function of std", DECODE, "highest[h] = simd_max(", "highest[h] = std::abs("),
+    Variant("a function of std", DECODE, "most[i] = simd_max(", "most[i] = std::abs("),
     Variant(
         "a function that Metal does not have",
         DECODE,
-        "simd_max(highest[h])",
-        "simd_maximum(highest[h])",
+        "simd_max(most[i])",
+        "simd_maximum(most[i])",
     ),
     Variant(
         "a variable without constant at the top",
@@ -90,27 +90,28 @@ VARIANTS = (
     Variant(
         "a static variable",
         DECODE,
-        "  Softened result;",
-        "  static uint n = 0;\n  Softened result;",
+        "  float sum = scores[0];",
+        "  static uint calls = 0;\n  float sum = scores[0];",
     ),
     Variant(
         "double",
         DECODE,
-        "float4 total = float4(0.0f);",
-        "double zero = 0; float4 total = float4(zero);",
+        "Part total = Part(0.0f);",
+        "double zero = 0; Part total = Part(zero);",
     ),
-    Variant("an exception", DECODE, "  Softened result;", "  throw 1;\n  Softened result;"),
+    Variant("an exception", DECODE, "  Part result = totals", "  throw 1;\n  Part result = totals"),
     Variant(
-        "new", DECODE, "  Softened result;", "  thread uint* n = new uint;\n  Softened result;"
+        "new",
+        DECODE,
+        "  Part result = totals",
+        "  thread uint* n = new uint;\n  Part result = totals",
     ),
-    Variant(
-        "a virtual function", DECODE, "struct Softened {", "struct Softened {\n  virtual void f();"
-    ),
+    Variant("a virtual function", DECODE, "struct Split {", "struct Split {\n  virtual void f();"),
     Variant(
         "a number narrowed to bfloat without a cast",
         APPEND,
-        "static_cast<KV>(x.w)",
-        "x.w",
+        "static_cast<T>(x[i])",
+        "x[i]",
     ),
     Variant(
         "a product narrowed to half without a cast",

@@ -29,7 +29,9 @@ inline std::vector<Kernel> all_kernels() {
       for (Number activations : kNumbers) {
         all.push_back(append_kernel(activations, kv, kind));
         for (int head_dim : kHeadDims) {
-          all.push_back(decode_split_kernel(activations, kv, head_dim, kind));
+          for (uint32_t group : {4u, 6u, 8u}) {
+            all.push_back(decode_split_kernel(activations, kv, head_dim, group, kind));
+          }
           all.push_back(project_append_kernel(activations, kv, head_dim, kind));
         }
       }

@@ -28,6 +28,8 @@ std::string text_of(int head_dim) {
   return std::to_string(head_dim);
 }
 
+std::string text_of(uint32_t heads) { return std::to_string(heads); }
+
 // Returns a kernel template's instance for these arguments, with a name like append_half_paged.
 template <class... Arguments>
 Kernel instance(
@@ -77,9 +79,11 @@ Kernel append_kernel(Number activations, Number kv, Kind kind) {
   return instance("append.metal", "append", kCopyThreads, activations, kv, kind);
 }
 
-Kernel decode_split_kernel(Number activations, Number kv, int head_dim, Kind kind) {
+Kernel decode_split_kernel(
+    Number activations, Number kv, int head_dim, uint32_t group, Kind kind) {
   return instance(
-      "decode.metal", "decode_split", kDecodeThreads, activations, kv, head_dim, kind);
+      "decode.metal", "decode_split", kDecodeThreads, activations, kv, head_dim,
+      tile_heads(group), kind);
 }
 
 Kernel decode_combine_kernel(Number activations, int head_dim) {

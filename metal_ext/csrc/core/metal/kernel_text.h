@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,7 +28,9 @@ struct Kernel {
 // `activations` is the type of queries, new keys, new values and results. `kv` is the type of the
 // stored K and V. Throws std::logic_error unless head_dim is 64, 128 or 256.
 Kernel append_kernel(Number activations, Number kv, Kind kind);
-Kernel decode_split_kernel(Number activations, Number kv, int head_dim, Kind kind);
+// `group` is the number of query heads that share a KV head.
+Kernel decode_split_kernel(
+    Number activations, Number kv, int head_dim, uint32_t group, Kind kind);
 Kernel decode_combine_kernel(Number activations, int head_dim);
 Kernel project_append_kernel(Number activations, Number kv, int head_dim, Kind kind);
 Kernel gather_kernel(Number kv, Kind kind);

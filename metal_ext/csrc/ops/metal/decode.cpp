@@ -14,6 +14,7 @@ struct Decode {
   float scale;
   float softcap;
   uint32_t window;
+  size_t tiles;  // of the query heads that share a KV head
   metal::Kernel split;
   metal::Kernel combine;
   size_t task_count;
@@ -41,8 +42,6 @@ struct Decode {
     const mx::array& tasks = in[2];
     const mx::array& first_task = in[3];
 
-    const size_t group = query_heads / kv_heads;
-    const size_t tiles = (group + metal::kTileHeads - 1) / metal::kTileHeads;
     encoder.kernel(split);
     encoder.after(in[0]);
     encoder.input(queries, 0);
@@ -88,10 +87,13 @@ mx::array device::decode_attention(
   const int head_dim = queries.shape(2);
   const uint32_t window =
       softmax.window == SIZE_MAX ? 0 : narrowed<uint32_t>("window", softmax.window);
+  const auto group = narrowed<uint32_t>("query_heads", heads.query_heads / heads.kv_heads);
+  const size_t tile = metal::tile_heads(group);
   const DecodeCut& cut = rows->decode_cut(first, static_cast<size_t>(queries.shape(0)), window);
   Decode decode{
       rows, place, heads, first, softmax.scale, softmax.softcap, window,
-      metal::decode_split_kernel(type, place.kv, head_dim, place.kind),
+      (group + tile - 1) / tile,
+      metal::decode_split_kernel(type, place.kv, head_dim, group, place.kind),
       metal::decode_combine_kernel(type, head_dim), cut.count, cut.combines,
       softmax.sinks ? 1u : 0u};
   std::vector<mx::array> in{token, queries, cut.tasks, cut.first_task, rows->entries(),

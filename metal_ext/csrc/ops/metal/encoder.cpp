@@ -11,6 +11,8 @@
 namespace quire::ops {
 namespace {
 
+constexpr size_t kVector = 4;  // the most numbers of an array that kernels load at once
+
 // Gives access to a private method of MLX's encoder. Explicit instantiations ignore access rights.
 template <class Tag, typename Tag::Member member>
 struct Reach {
@@ -53,7 +55,7 @@ void Encoder::use(MetalKVBackend& kv_backend) {
 }
 
 mx::array Encoder::contiguous(const mx::array& array) {
-  if (array.flags().row_contiguous) {
+  if (array.flags().row_contiguous && array.offset() % (kVector * array.itemsize()) == 0) {
     return array;
   }
   mx::array copy = ordered_copy(array, stream_);
