@@ -36,7 +36,8 @@ DELTA_DIM = 128
 DELTA_HEADS = 2
 DELTA_STEPS = (5, 1, 3)
 KV_HEADS = 2
-QUERY_HEADS = 8
+# One number of query heads for each size of the tiles that read K and V together on a GPU.
+QUERY_HEADS, DECODED_HEADS = 8, (8, 12, 16)
 ROPE_BASE = 1e6
 # How often a timed step reads K and V, which hides what a step takes besides; and timed steps.
 READS, TIMED_STEPS = 32, 4
@@ -163,8 +164,9 @@ class KernelChecks:
         return self._compared(worst)
 
     def _decode(self) -> Result:
-        """Check attention over the last row of all sequences in one call."""
-        return self._compared(self._attend([(number, 1) for number in range(len(LENGTHS))]))
+        """Check attention over the last row of all sequences, in a call for each size of tiles."""
+        plan = [(number, 1) for number in range(len(LENGTHS))]
+        return self._compared(max(self._attend(plan, heads) for heads in DECODED_HEADS))
 
     def _project(self) -> Result:
         """Check one further row of each sequence: norm, RoPE and append in one call."""
@@ -197,10 +199,10 @@ class KernelChecks:
 
     # --- running steps and comparing results ------------------------------------------------------
 
-    def _attend(self, plan: list[tuple[int, int]]) -> float:
+    def _attend(self, plan: list[tuple[int, int]], query_heads: int = QUERY_HEADS) -> float:
         """Append rows and compute their attention. Require exact K and V; return the largest
         error."""
-        queries, keys, values = (self._draw(heads, plan) for heads in (QUERY_HEADS, KV_HEADS, 2))
+        queries, keys, values = (self._draw(heads, plan) for heads in (query_heads, KV_HEADS, 2))
         rows = self._rows(plan)
         q, k, v = map(self._array, (queries, keys, values))
         token, turned = rows.append(self._token, self._layer, q, k, v, None)

@@ -1,5 +1,6 @@
 """Each operation, on each kind of backend, against MLX."""
 
+import math
 from itertools import product
 
 import mlx.core as mx
@@ -243,21 +244,20 @@ def test_arrays_may_have_any_strides() -> None:
 def test_arrays_that_begin_between_vectors_are_copied() -> None:
     stage = Stage("sparse")
     shape, one = stage.shape, stage.open(64)
-    rows, (queries, *others) = (
-        stage.rows((one, 5)),
-        (
-            mx.random.normal((2000 * heads,))[first : first + 5 * heads * shape.head_dim].reshape(
-                5, heads, shape.head_dim
-            )
-            for heads, first in ((shape.query_heads, 2), (shape.kv_heads, 1), (shape.kv_heads, 4))
-        ),
-    )
-    stage.append(rows, 0, *others)
+    rows = stage.rows((one, 5))
+
+    def begins_at(first: int, heads: int) -> mx.array:
+        size = (5, heads, shape.head_dim)
+        return mx.random.normal((4 + math.prod(size),))[first:][: math.prod(size)].reshape(size)
+
+    keys, values = begins_at(1, shape.kv_heads), begins_at(4, shape.kv_heads)
+    queries = begins_at(2, shape.query_heads)
+    stage.append(rows, 0, keys, values)
     out = stage.decode(rows, 0, 0, queries)
     mx.eval(metal_ext.step_end([out], rows, stage.kv_backend), out)
     for operation in ("append", "decode_attention"):
         assert _standin.calls(operation).count("ordered_copy") == 1
-    stage.measure(out, stage.expected(0, [(one, 5)], queries, *others))
+    stage.measure(out, stage.expected(0, [(one, 5)], queries, keys, values))
     stage.end()
 
 
@@ -269,7 +269,8 @@ def test_arrays_that_begin_between_vectors_are_copied() -> None:
 def test_groups_of_any_size_are_attention(
     kind: str, query_heads: int, kv_heads: int, head_dim: int
 ) -> None:
-    stage = Stage(kind, Shape(kv_heads, query_heads, head_dim), heaps=4)
+    shape = Shape(kv_heads, query_heads, head_dim, blocks_per_range=24)
+    stage = Stage(kind, shape, heaps=8)
     one, other = stage.open(300), stage.open(64)
     stage.step((one, 259), (other, 3))
     stage.step((one, 1), (other, 1))
