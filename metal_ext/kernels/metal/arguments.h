@@ -21,7 +21,19 @@ enum : uint32_t {
   kSwigluNumbers = 4,  // numbers that a thread of swiglu computes
   kScanThreads = 64,    // threads of a threadgroup of delta_scan
   kDeltaStateRows = 8,  // rows of a head's state that a simdgroup of it has
+  kProductThreads = 64,  // threads of a threadgroup of products
+  kProductOutputs = 8,   // outputs that such a threadgroup computes
+  kGateOutputs = 4,      // of gate and of up each
+  kProductMatrices = 4,  // the most matrices that a command of products multiplies
+  kRouteThreads = 256,  // threads of the threadgroup of route
+  kTileRows = 4,        // the most rows for which a product reads a matrix once
+  kMaxExperts = 512,
+  kMaxPairs = 1024,  // the most pairs of a row and an expert that route sorts
 };
+
+// The formats of weights that products read (multiply.h): numbers as they are, MLX's affine codes
+// of 4 and 8 bits, and MXFP4.
+enum class Packing : uint32_t { plain, affine4, affine8, mxfp4 };
 
 // Returns the first position that the row at `position` sees. A window of 0 hides nothing.
 inline uint32_t first_seen(uint32_t position, uint32_t window) {
@@ -118,6 +130,58 @@ enum : uint32_t { kSilu = 0, kGeluTanh = 1, kClampedSilu = 2 };
 struct SwigluArguments {
   uint32_t elements;
   uint32_t gate;
+};
+
+// The arguments of products and of gated_product.
+struct ProductArguments {
+  uint32_t inputs;  // numbers of a row of x
+  uint32_t rows;
+  uint32_t matrices;
+  uint32_t group_shift;  // 1 << group_shift numbers share a scale
+  uint32_t added;        // 1 to add the linear layers' biases
+  uint32_t residual;     // 1 to add the residual
+  uint32_t gate;         // what gated_product does: kSilu, kGeluTanh or kClampedSilu
+  uint32_t unused;
+  uint32_t outputs[kProductMatrices];
+  uint32_t first_tiles[kProductMatrices];  // index of each matrix's first tile of outputs
+};
+
+struct RouteArguments {
+  uint32_t rows;
+  uint32_t experts;
+  uint32_t chosen;
+  uint32_t normalised;  // 1 if the weights of a row add up to 1
+  uint32_t shared;      // 1 if every row also has a pair with the shared expert
+  uint32_t tiles;       // number of tiles to write
+};
+
+// Pairs of a row and an expert, which all have the same expert (route.metal).
+struct ExpertTile {
+  uint32_t expert;
+  uint32_t first;  // index in `order` of the first pair
+  uint32_t count;  // number of pairs; 0 if there is nothing to do
+  uint32_t unused;
+};
+
+// The arguments of expert_gates and of expert_downs.
+struct ExpertArguments {
+  uint32_t inputs;
+  uint32_t outputs;  // of one expert
+  uint32_t stride;   // outputs from one expert of a stack to the next
+  uint32_t experts;
+  uint32_t pairs;  // without those of the shared expert
+  uint32_t chosen;
+  uint32_t group_shift;
+  uint32_t added;  // 1 to add the experts' biases [experts][stride]
+  uint32_t gate;
+  uint32_t unused;
+};
+
+struct MixArguments {
+  uint32_t hidden;
+  uint32_t rows;
+  uint32_t chosen;
+  uint32_t shared;  // 1 to add the shared expert's outputs
 };
 
 // Consecutive rows of one sequence, whose recurrence starts from the states in a slot. `read` is

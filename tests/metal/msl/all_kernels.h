@@ -11,9 +11,23 @@ inline std::vector<Kernel> all_kernels() {
   constexpr Number kNumbers[] = {Number::float32, Number::float16, Number::bfloat16};
   constexpr int kHeadDims[] = {64, 128, 256};
   constexpr Kind kKinds[] = {Kind::sparse, Kind::dense, Kind::paged};
+  constexpr Packing kPackings[] = {
+      Packing::plain, Packing::affine4, Packing::affine8, Packing::mxfp4};
   std::vector<Kernel> all{zero_blocks_kernel(), copy_blocks_kernel(), mark_step_kernel()};
   for (Number activations : kNumbers) {
     all.push_back(swiglu_kernel(activations));
+    all.push_back(route_kernel(activations));
+    all.push_back(mix_kernel(activations));
+    for (Packing packing : kPackings) {
+      for (uint32_t rows : {1u, 2u, 4u}) {
+        all.push_back(products_kernel(activations, packing, rows));
+        all.push_back(gated_product_kernel(activations, packing, rows));
+        if (rows != 2) {
+          all.push_back(expert_gates_kernel(activations, packing, rows));
+          all.push_back(expert_downs_kernel(activations, packing, rows));
+        }
+      }
+    }
     for (Kind kind : {Kind::sparse, Kind::dense}) {
       all.push_back(delta_prepare_kernel(activations, kind));
       all.push_back(delta_scan_kernel(activations, kind));

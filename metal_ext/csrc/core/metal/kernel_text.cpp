@@ -21,6 +21,13 @@ std::string text_of(Number number) {
 
 std::string text_of(Kind kind) { return name_of(kind); }
 
+std::string text_of(Packing packing) {
+  constexpr const char* kNames[] = {"plain", "affine4", "affine8", "mxfp4"};
+  return kNames[static_cast<size_t>(packing)];
+}
+
+std::string text_of(uint32_t rows) { return std::to_string(rows); }
+
 std::string text_of(int head_dim) {
   require<std::logic_error>(
       std::ranges::find(kHeadDims, head_dim) != std::end(kHeadDims),
@@ -37,10 +44,13 @@ Kernel instance(
   Kernel kernel{function, file, threads, ""};
   const auto add = [&](const auto& argument) {
     const std::string text = text_of(argument);
-    const bool is_kind = std::is_same_v<std::decay_t<decltype(argument)>, Kind>;
+    using Argument = std::decay_t<decltype(argument)>;
+    const char* const scope = std::is_same_v<Argument, Kind>      ? "Rows::"
+                              : std::is_same_v<Argument, Packing> ? "Packing::"
+                                                                  : "";
     kernel.name += "_" + text;
     kernel.expression += kernel.expression.empty() ? function + "<" : ", ";
-    kernel.expression += (is_kind ? "Rows::" : "") + text;
+    kernel.expression += scope + text;
   };
   (add(arguments), ...);
   kernel.expression += kernel.expression.empty() ? "" : ">";
@@ -100,6 +110,30 @@ Kernel gather_kernel(Number kv, Kind kind) {
 
 Kernel swiglu_kernel(Number activations) {
   return instance("swiglu.metal", "swiglu", kCopyThreads, activations);
+}
+
+Kernel products_kernel(Number activations, Packing packing, uint32_t rows) {
+  return instance("products.metal", "products", kProductThreads, activations, packing, rows);
+}
+
+Kernel gated_product_kernel(Number activations, Packing packing, uint32_t rows) {
+  return instance("products.metal", "gated_product", kProductThreads, activations, packing, rows);
+}
+
+Kernel expert_gates_kernel(Number activations, Packing packing, uint32_t rows) {
+  return instance("experts.metal", "expert_gates", kProductThreads, activations, packing, rows);
+}
+
+Kernel expert_downs_kernel(Number activations, Packing packing, uint32_t rows) {
+  return instance("experts.metal", "expert_downs", kProductThreads, activations, packing, rows);
+}
+
+Kernel route_kernel(Number activations) {
+  return instance("route.metal", "route", kRouteThreads, activations);
+}
+
+Kernel mix_kernel(Number activations) {
+  return instance("experts.metal", "mix", kCopyThreads, activations);
 }
 
 Kernel delta_prepare_kernel(Number activations, Kind kind) {

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "metal/arguments.h"
+
 // The kernels of kernels/metal: their names, and the source texts that are compiled at run time.
 namespace quire::metal {
 
@@ -35,6 +37,14 @@ Kernel decode_combine_kernel(Number activations, int head_dim);
 Kernel project_append_kernel(Number activations, Number kv, int head_dim, Kind kind);
 Kernel gather_kernel(Number kv, Kind kind);
 Kernel swiglu_kernel(Number activations);
+// `rows` is the number of rows, or of pairs with one expert, for which a matrix is read once: 1, 2
+// or 4 (kTileRows), and for experts 1 or 4.
+Kernel products_kernel(Number activations, Packing packing, uint32_t rows);
+Kernel gated_product_kernel(Number activations, Packing packing, uint32_t rows);
+Kernel expert_gates_kernel(Number activations, Packing packing, uint32_t rows);
+Kernel expert_downs_kernel(Number activations, Packing packing, uint32_t rows);
+Kernel route_kernel(Number activations);
+Kernel mix_kernel(Number activations);
 // The next three kernels are for heads of 128 dimensions.
 Kernel delta_prepare_kernel(Number activations, Kind kind);
 Kernel delta_scan_kernel(Number activations, Kind kind);

@@ -43,4 +43,12 @@ struct bfloat {
   uint16_t bits_;
 };
 
+template <class To, class From>
+inline To as_type(From from) {
+  static_assert(sizeof(To) == sizeof(From), "the same bits");
+  To to;
+  __builtin_memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
 static_assert(sizeof(half) == 2 && sizeof(bfloat) == 2, "as on the device");

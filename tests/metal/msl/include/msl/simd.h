@@ -65,6 +65,13 @@ inline T simd_max(T value, ::msl::Site site = ::msl::Site::here()) {
       }));
 }
 template <class T>
+inline T simd_min(T value, ::msl::Site site = ::msl::Site::here()) {
+  return from_word<T>(::msl::reduce(
+      {"simd_min", site.line, site.column}, to_word(value), [](const ::msl::Word* w, uint32_t l) {
+        return fold<T>(w, l, [](T a, T b) { return metal::min(a, b); });
+      }));
+}
+template <class T>
 inline T simd_shuffle_xor(T value, ushort mask, ::msl::Site site = ::msl::Site::here()) {
   return from_word<T>(::msl::take(
       {"simd_shuffle_xor", site.line, site.column}, to_word(value), mask));

@@ -1,0 +1,208 @@
+// The MLPs of a mixture's experts, for pairs of a row and an expert (route.metal). Each command
+// reads the weights of an expert once for a tile of pairs.
+#include "gate.h"
+#include "multiply.h"
+
+// Sets the numbers of a tile's first R pairs. A tile with fewer pairs repeats the last one.
+template <uint R>
+inline void pairs_of_tile(const device uint* order, ExpertTile tile, thread uint* pairs) {
+  QUIRE_UNROLL
+  for (uint i = 0; i < R; ++i) {
+    pairs[i] = order[tile.first + min(i, tile.count - 1)];
+  }
+}
+
+// Returns the first output of a tile's expert, in a stack or in the shared expert's matrix.
+inline ulong first_of_expert(ExpertTile tile, constant ExpertArguments& arguments) {
+  return tile.expert == arguments.experts ? 0 : ulong(tile.expert) * arguments.stride;
+}
+
+template <typename T>
+inline Matrix<T> matrix_of(ExpertTile tile, uint experts, Matrix<T> stack, Matrix<T> shared) {
+  const bool is_shared = tile.expert == experts;
+  return {
+      is_shared ? shared.codes : stack.codes, is_shared ? shared.scales : stack.scales,
+      is_shared ? shared.biases : stack.biases};
+}
+
+template <typename T, Packing packing, uint R>
+inline void gate_tile(
+    const device T* x, const device uint* order, ExpertTile tile, Matrix<T> gate, Matrix<T> up,
+    ulong expert, const device T* gate_added, const device T* up_added, device T* out,
+    constant ExpertArguments& arguments, uint first, uint lane) {
+  uint pairs[R];
+  uint rows[R];
+  pairs_of_tile<R>(order, tile, pairs);
+  QUIRE_UNROLL
+  for (uint i = 0; i < R; ++i) {
+    rows[i] = pairs[i] < arguments.pairs ? pairs[i] / arguments.chosen
+                                         : pairs[i] - arguments.pairs;
+  }
+  float sums[R * kOutputs];
+  multiply_tile<T, packing, R, 2>(
+      x, rows, gate, up, expert + first, arguments.outputs - first, arguments.inputs,
+      arguments.group_shift, lane, sums);
+  QUIRE_UNROLL
+  for (uint i = 0; i < R; ++i) {
+    QUIRE_UNROLL
+    for (uint o = 0; o < kOutputs / 2; ++o) {
+      if (lane == 0 && first + o < arguments.outputs && i < tile.count) {
+        T g = static_cast<T>(sums[i * kOutputs + o]);
+        T u = static_cast<T>(sums[i * kOutputs + kOutputs / 2 + o]);
+        if (arguments.added != 0) {
+          const ulong at = expert + first + o;
+          g = static_cast<T>(float(g) + float(gate_added[at]));
+          u = static_cast<T>(float(u) + float(up_added[at]));
+        }
+        out[ulong(pairs[i]) * arguments.outputs + first + o] =
+            static_cast<T>(gated(arguments.gate, float(g), float(u)));
+      }
+    }
+  }
+}
+
+// Writes what the gate makes of each pair's products with its expert's gate and up (gated). Runs on
+// (tiles of kGateOutputs outputs, tiles of pairs) threadgroups of kProductThreads. x is
+// [rows][inputs], out [pairs][outputs], and also has the shared expert's pairs. `most` is the
+// largest number of pairs in a tile.
+template <typename T, Packing packing, uint most>
+[[kernel, max_total_threads_per_threadgroup(kProductThreads)]] void expert_gates(
+    const device T* x [[buffer(0)]],
+    const device uint* order [[buffer(1)]],
+    const device ExpertTile* tiles [[buffer(2)]],
+    const device uchar* gate_codes [[buffer(3)]],
+    const device uchar* gate_scales [[buffer(4)]],
+    const device T* gate_biases [[buffer(5)]],
+    const device uchar* up_codes [[buffer(6)]],
+    const device uchar* up_scales [[buffer(7)]],
+    const device T* up_biases [[buffer(8)]],
+    const device uchar* shared_gate_codes [[buffer(9)]],
+    const device uchar* shared_gate_scales [[buffer(10)]],
+    const device T* shared_gate_biases [[buffer(11)]],
+    const device uchar* shared_up_codes [[buffer(12)]],
+    const device uchar* shared_up_scales [[buffer(13)]],
+    const device T* shared_up_biases [[buffer(14)]],
+    const device T* gate_added [[buffer(15)]],
+    const device T* up_added [[buffer(16)]],
+    device T* out [[buffer(17)]],
+    constant ExpertArguments& arguments [[buffer(18)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  const ExpertTile tile = tiles[group.y];
+  const uint first = group.x * kGateOutputs + simdgroup * kOutputs / 2;
+  if (tile.count == 0 || first >= arguments.outputs) {
+    return;
+  }
+  const Matrix<T> gates = {gate_codes, gate_scales, gate_biases};
+  const Matrix<T> ups = {up_codes, up_scales, up_biases};
+  const Matrix<T> shared_gate = {shared_gate_codes, shared_gate_scales, shared_gate_biases};
+  const Matrix<T> shared_up = {shared_up_codes, shared_up_scales, shared_up_biases};
+  const Matrix<T> gate = matrix_of<T>(tile, arguments.experts, gates, shared_gate);
+  const Matrix<T> up = matrix_of<T>(tile, arguments.experts, ups, shared_up);
+  const ulong expert = first_of_expert(tile, arguments);
+  if (tile.count == 1) {
+    gate_tile<T, packing, 1>(
+        x, order, tile, gate, up, expert, gate_added, up_added, out, arguments, first, lane);
+  } else if (most > 1) {
+    gate_tile<T, packing, most>(
+        x, order, tile, gate, up, expert, gate_added, up_added, out, arguments, first, lane);
+  }
+}
+
+template <typename T, Packing packing, uint R>
+inline void down_tile(
+    const device T* x, const device uint* order, ExpertTile tile, Matrix<T> down, ulong expert,
+    const device T* added, device float* out, constant ExpertArguments& arguments, uint first,
+    uint lane) {
+  uint pairs[R];
+  pairs_of_tile<R>(order, tile, pairs);
+  float sums[R * kOutputs];
+  multiply_tile<T, packing, R, 1>(
+      x, pairs, down, down, expert + first, arguments.outputs - first, arguments.inputs,
+      arguments.group_shift, lane, sums);
+  QUIRE_UNROLL
+  for (uint i = 0; i < R; ++i) {
+    QUIRE_UNROLL
+    for (uint o = 0; o < kOutputs; ++o) {
+      if (lane == 0 && first + o < arguments.outputs && i < tile.count) {
+        float y = sums[i * kOutputs + o];
+        if (arguments.added != 0) {
+          y += float(added[expert + first + o]);
+        }
+        out[ulong(pairs[i]) * arguments.outputs + first + o] = y;
+      }
+    }
+  }
+}
+
+// Writes each pair's product with its expert's down-projection. x is the output of expert_gates,
+// out is [pairs][outputs]. Runs like
+// expert_gates, on tiles of kProductOutputs outputs.
+template <typename T, Packing packing, uint most>
+[[kernel, max_total_threads_per_threadgroup(kProductThreads)]] void expert_downs(
+    const device T* x [[buffer(0)]],
+    const device uint* order [[buffer(1)]],
+    const device ExpertTile* tiles [[buffer(2)]],
+    const device uchar* codes [[buffer(3)]],
+    const device uchar* scales [[buffer(4)]],
+    const device T* biases [[buffer(5)]],
+    const device uchar* shared_codes [[buffer(6)]],
+    const device uchar* shared_scales [[buffer(7)]],
+    const device T* shared_biases [[buffer(8)]],
+    const device T* added [[buffer(9)]],
+    device float* out [[buffer(10)]],
+    constant ExpertArguments& arguments [[buffer(11)]],
+    uint2 group [[threadgroup_position_in_grid]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
+  const ExpertTile tile = tiles[group.y];
+  const uint first = group.x * kProductOutputs + simdgroup * kOutputs;
+  if (tile.count == 0 || first >= arguments.outputs) {
+    return;
+  }
+  const Matrix<T> stack = {codes, scales, biases};
+  const Matrix<T> shared = {shared_codes, shared_scales, shared_biases};
+  const Matrix<T> down = matrix_of<T>(tile, arguments.experts, stack, shared);
+  const ulong expert = first_of_expert(tile, arguments);
+  if (tile.count == 1) {
+    down_tile<T, packing, 1>(x, order, tile, down, expert, added, out, arguments, first, lane);
+  } else if (most > 1) {
+    down_tile<T, packing, most>(x, order, tile, down, expert, added, out, arguments, first, lane);
+  }
+}
+
+// Adds a row's outputs of experts by weight, and those of the shared expert by its gate, to the
+// residual. products is [pairs][hidden], weights [rows][chosen], shared_gate [rows]. Runs on
+// (hidden / 4, rows) threads.
+template <typename T>
+[[kernel]] void mix(
+    const device float* products [[buffer(0)]],
+    const device float* weights [[buffer(1)]],
+    const device T* shared_gate [[buffer(2)]],
+    const device T* residual [[buffer(3)]],
+    device T* out [[buffer(4)]],
+    constant MixArguments& arguments [[buffer(5)]],
+    uint2 at [[thread_position_in_grid]]) {
+  const uint element = at.x * 4;
+  const uint hidden = arguments.hidden;
+  if (element >= hidden || at.y >= arguments.rows) {
+    return;
+  }
+  float4 sum = float4(0.0f);
+  for (uint c = 0; c < arguments.chosen; ++c) {
+    const uint pair = at.y * arguments.chosen + c;
+    sum = fma(float4(weights[pair]), load<4>(products + ulong(pair) * hidden + element), sum);
+  }
+  if (arguments.shared != 0) {
+    const uint pair = arguments.rows * arguments.chosen + at.y;
+    const float4 y = load<4>(products + ulong(pair) * hidden + element);
+    sum = fma(float4(sigmoid(float(shared_gate[at.y]))), y, sum);
+  }
+  const ulong first = ulong(at.y) * hidden + element;
+  QUIRE_UNROLL
+  for (uint i = 0; i < 4; ++i) {
+    const float y = float(static_cast<T>(sum[i]));
+    out[first + i] = static_cast<T>(float(residual[first + i]) + y);
+  }
+}
