@@ -12,23 +12,10 @@ inline void pairs_of_tile(const device uint* order, ExpertTile tile, thread uint
   }
 }
 
-// Returns the first output of a tile's expert, in a stack or in the shared expert's matrix.
-inline ulong first_of_expert(ExpertTile tile, constant ExpertArguments& arguments) {
-  return tile.expert == arguments.experts ? 0 : ulong(tile.expert) * arguments.stride;
-}
-
-template <typename T>
-inline Matrix<T> matrix_of(ExpertTile tile, uint experts, Matrix<T> stack, Matrix<T> shared) {
-  const bool is_shared = tile.expert == experts;
-  return {
-      is_shared ? shared.codes : stack.codes, is_shared ? shared.scales : stack.scales,
-      is_shared ? shared.biases : stack.biases};
-}
-
 template <typename T, Packing packing, uint R>
 inline void gate_tile(
     const device T* x, const device uint* order, ExpertTile tile, Matrix<T> gate, Matrix<T> up,
-    ulong expert, const device T* gate_added, const device T* up_added, device T* out,
+    uint expert, const device T* gate_added, const device T* up_added, device T* out,
     constant ExpertArguments& arguments, uint first, uint lane) {
   uint pairs[R];
   uint rows[R];
@@ -58,6 +45,20 @@ inline void gate_tile(
             static_cast<T>(gated(arguments.gate, float(g), float(u)));
       }
     }
+  }
+}
+
+template <typename T, Packing packing, uint most>
+inline void gates_of_tile(
+    const device T* x, const device uint* order, ExpertTile tile, Matrix<T> gate, Matrix<T> up,
+    uint expert, const device T* gate_added, const device T* up_added, device T* out,
+    constant ExpertArguments& arguments, uint first, uint lane) {
+  if (tile.count == 1) {
+    gate_tile<T, packing, 1>(
+        x, order, tile, gate, up, expert, gate_added, up_added, out, arguments, first, lane);
+  } else if (most > 1) {
+    gate_tile<T, packing, most>(
+        x, order, tile, gate, up, expert, gate_added, up_added, out, arguments, first, lane);
   }
 }
 
@@ -98,21 +99,21 @@ template <typename T, Packing packing, uint most>
   const Matrix<T> ups = {up_codes, up_scales, up_biases};
   const Matrix<T> shared_gate = {shared_gate_codes, shared_gate_scales, shared_gate_biases};
   const Matrix<T> shared_up = {shared_up_codes, shared_up_scales, shared_up_biases};
-  const Matrix<T> gate = matrix_of<T>(tile, arguments.experts, gates, shared_gate);
-  const Matrix<T> up = matrix_of<T>(tile, arguments.experts, ups, shared_up);
-  const ulong expert = first_of_expert(tile, arguments);
-  if (tile.count == 1) {
-    gate_tile<T, packing, 1>(
-        x, order, tile, gate, up, expert, gate_added, up_added, out, arguments, first, lane);
-  } else if (most > 1) {
-    gate_tile<T, packing, most>(
-        x, order, tile, gate, up, expert, gate_added, up_added, out, arguments, first, lane);
+  // Each branch has pointers that are the same in all threadgroups, so that they take no registers.
+  if (tile.expert == arguments.experts) {
+    gates_of_tile<T, packing, most>(
+        x, order, tile, shared_gate, shared_up, 0, gate_added, up_added, out, arguments, first,
+        lane);
+  } else {
+    gates_of_tile<T, packing, most>(
+        x, order, tile, gates, ups, tile.expert * arguments.stride, gate_added, up_added, out,
+        arguments, first, lane);
   }
 }
 
 template <typename T, Packing packing, uint R>
 inline void down_tile(
-    const device T* x, const device uint* order, ExpertTile tile, Matrix<T> down, ulong expert,
+    const device T* x, const device uint* order, ExpertTile tile, Matrix<T> down, uint expert,
     const device T* added, device float* out, constant ExpertArguments& arguments, uint first,
     uint lane) {
   uint pairs[R];
@@ -133,6 +134,18 @@ inline void down_tile(
         out[ulong(pairs[i]) * arguments.outputs + first + o] = y;
       }
     }
+  }
+}
+
+template <typename T, Packing packing, uint most>
+inline void downs_of_tile(
+    const device T* x, const device uint* order, ExpertTile tile, Matrix<T> down, uint expert,
+    const device T* added, device float* out, constant ExpertArguments& arguments, uint first,
+    uint lane) {
+  if (tile.count == 1) {
+    down_tile<T, packing, 1>(x, order, tile, down, expert, added, out, arguments, first, lane);
+  } else if (most > 1) {
+    down_tile<T, packing, most>(x, order, tile, down, expert, added, out, arguments, first, lane);
   }
 }
 
@@ -163,12 +176,12 @@ template <typename T, Packing packing, uint most>
   }
   const Matrix<T> stack = {codes, scales, biases};
   const Matrix<T> shared = {shared_codes, shared_scales, shared_biases};
-  const Matrix<T> down = matrix_of<T>(tile, arguments.experts, stack, shared);
-  const ulong expert = first_of_expert(tile, arguments);
-  if (tile.count == 1) {
-    down_tile<T, packing, 1>(x, order, tile, down, expert, added, out, arguments, first, lane);
-  } else if (most > 1) {
-    down_tile<T, packing, most>(x, order, tile, down, expert, added, out, arguments, first, lane);
+  if (tile.expert == arguments.experts) {
+    downs_of_tile<T, packing, most>(
+        x, order, tile, shared, 0, added, out, arguments, first, lane);
+  } else {
+    downs_of_tile<T, packing, most>(
+        x, order, tile, stack, tile.expert * arguments.stride, added, out, arguments, first, lane);
   }
 }
 
