@@ -54,8 +54,11 @@ if HAS_METAL:
         MetalRows as MetalRows,
         MetalStateRows as MetalStateRows,
         MetalKVBackend as MetalKVBackend,
+        StoredMatrix as StoredMatrix,
         gather as gather,
         metal_capabilities as metal_capabilities,
+        multiply as multiply,
+        multiply_gated as multiply_gated,
         step_end as step_end,
         swiglu as swiglu,
     )

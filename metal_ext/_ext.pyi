@@ -390,6 +390,30 @@ class MetalRows:
 class MetalStateRows:
     """The state slots that the sequences of one step read and write."""
 
+class StoredMatrix:
+    """The matrix of a linear layer, or a stack of experts' matrices, as the Metal kernels multiply
+    it. Keeps ``uncounted`` aliases of its arrays."""
+
+    def __init__(
+        self,
+        weight: mx.array,
+        scales: mx.array | None = None,
+        biases: mx.array | None = None,
+        bias: mx.array | None = None,
+        *,
+        bits: int = 0,
+        group_size: int = 0,
+        mode: str = "affine",
+    ) -> None:
+        """``weight`` is ``[outputs, inputs]``, of float32, float16 or bfloat16, or with ``bits`` of
+        MLX's codes: affine with 4 or 8 bits in groups of 32, 64 or 128, or "mxfp4". ``bias`` is the
+        linear layer's, ``[outputs]``. In a stack, the first axis of each array is the expert.
+        ``inputs`` is a multiple of 16. Raises ValueError for other formats, and for arrays that are
+        not evaluated, not in row-major order, or not aligned to 16 bytes."""
+    @property
+    def dtype(self) -> mx.Dtype | None:
+        """The dtype of activations in products; None if any float will do."""
+
 class RopeTable:
     """The rotation of queries and keys by their positions (RoPE)."""
 
@@ -715,6 +739,20 @@ def swiglu(gate: mx.array, up: mx.array, *, kind: str = "silu") -> mx.array:
     ``gated_mlp`` makes of them. Both arrays have one shape and
     dtype: float32, float16 or bfloat16. Raises ValueError for other types, IndexError for 0 or over
     2**31 elements. Evaluation on a CPU raises RuntimeError."""
+
+def multiply(
+    x: mx.array, matrices: Sequence[StoredMatrix], residual: mx.array | None = None
+) -> list[mx.array]:
+    """Returns ``x . W^T + bias`` for each matrix, in one command for up to four of one format. x is
+    ``[rows, inputs]``. ``residual``, with one matrix, is added to the rounded product. A row's bits
+    do not depend on the number of rows. Slow for many rows, as each four read the matrices again.
+    Raises ValueError for other shapes and dtypes. Evaluation on a CPU raises RuntimeError."""
+
+def multiply_gated(
+    x: mx.array, gate: StoredMatrix, up: StoredMatrix, *, kind: str = "silu"
+) -> mx.array:
+    """Returns ``swiglu`` of x's products with two matrices of one format and shape, without biases,
+    in one command. Otherwise like ``multiply``."""
 
 def step_end(arrays: list[mx.array], rows: MetalRows, kv_backend: MetalKVBackend) -> mx.array:
     """Returns the end of a step, an array ``[1]`` uint64 with the epoch. Evaluating it signals the

@@ -186,6 +186,14 @@ void bind_kv_backend(nb::module_& m) {
 }
 
 void bind_operations(nb::module_& m) {
+  using Part = std::optional<mx::array>;
+  nb::class_<Handle<ops::StoredMatrix>>(m, "StoredMatrix")
+      .def("__init__",
+           &construct<ops::StoredMatrix, mx::array, Part, Part, Part, int64_t, int64_t, std::string>,
+           "weight"_a, "scales"_a.none() = nb::none(), "biases"_a.none() = nb::none(),
+           "bias"_a.none() = nb::none(), nb::kw_only(), "bits"_a = 0, "group_size"_a = 0,
+           "mode"_a = "affine")
+      .def_prop_ro("dtype", held(&ops::StoredMatrix::type));
   namespace device = ops::device;
   m.def("append", &device::append, "token"_a, "keys"_a, "values"_a, "rows"_a, "layer"_a,
         "workers"_a);
@@ -200,6 +208,9 @@ void bind_operations(nb::module_& m) {
   m.def("gather", &device::gather, "token"_a, "rows"_a, "segment"_a, "first"_a, "tokens"_a,
         "layer"_a, "kv_heads"_a, "head_dim"_a, "kv_backend"_a);
   m.def("swiglu", &device::swiglu, "gate"_a, "up"_a, nb::kw_only(), "kind"_a = "silu");
+  m.def("multiply", &device::multiply, "x"_a, "matrices"_a, "residual"_a.none() = nb::none());
+  m.def("multiply_gated", &device::multiply_gated, "x"_a, "gate"_a, "up"_a, nb::kw_only(),
+        "kind"_a = "silu");
   m.def("step_end", &device::step_end, "arrays"_a, "rows"_a, "kv_backend"_a);
 }
 

@@ -138,7 +138,7 @@ struct ProductArguments {
   uint32_t rows;
   uint32_t matrices;
   uint32_t group_shift;  // 1 << group_shift numbers share a scale
-  uint32_t added;        // 1 to add the linear layers' biases
+  uint32_t added;        // bit i: add the bias of linear layer i
   uint32_t residual;     // 1 to add the residual
   uint32_t gate;         // what gated_product does: kSilu, kGeluTanh or kClampedSilu
   uint32_t unused;

@@ -78,7 +78,7 @@ template <typename T, Packing packing, uint R>
       if (lane == 0 && first + o < outputs && group.x * R + r < arguments.rows) {
         const ulong at = ulong(rows[r]) * outputs + first + o;
         T y = static_cast<T>(sums[r * kOutputs + o]);
-        if (arguments.added != 0) {
+        if ((arguments.added >> matrix & 1) != 0) {
           y = static_cast<T>(float(y) + float(added[first + o]));
         }
         if (arguments.residual != 0) {

@@ -172,7 +172,8 @@ const Bindings& bindings_of(const std::string& kernel) {
       {"gather_", {6, {3, 4}}},          {"swiglu_", {4, {2}}},
       {"delta_prepare_", {12, {9, 10}}}, {"delta_scan_", {6, {0}}},
       {"delta_finish_", {9, {7}}},
-      {"mark_step", {2, {0}}}};
+      {"mark_step", {2, {0}}},           {"products_", {23, {17, 18, 19, 20}}},
+      {"gated_product_", {9, {7}}}};
   for (const auto& [family, bindings] : families) {
     if (begins(kernel, family)) {
       return bindings;

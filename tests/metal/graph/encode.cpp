@@ -99,7 +99,8 @@ void bind(ComputeEncoder& encoder, const mlx::core::array& array, int index, int
         "an array of " + std::to_string(array.data_size()) +
         " elements stands for a buffer: MLX would give its commands away early");
   }
-  const size_t bytes = array.data_size() * array.itemsize() - static_cast<size_t>(offset);
+  const size_t elements = std::max(array.data_size(), array.size());  // of a weight that counts none
+  const size_t bytes = elements * array.itemsize() - static_cast<size_t>(offset);
   encoder.bindings.at(static_cast<size_t>(index)) = {
       address, array.data_shared_ptr(), bytes, {}};
 }

@@ -15,11 +15,14 @@ MSL_FLAGS = -std=c++20 -O2 $(MSL_MACHINE) -fPIC -fno-strict-aliasing -fvisibilit
 MSL_KERNEL_FLAGS = $(MSL_FLAGS) -D__METAL_VERSION__=310 -isystem $(MSL)/include
 MSL_RACES := $(findstring -fsanitize=thread,$(MSL_OPTIONS))
 
-MSL_FILES := append blocks combine decode delta gather project step swiglu
+MSL_FILES := append blocks combine decode delta experts gather products project route step swiglu
 MSL_OF_append := $(filter append_%,$(MSL_KERNELS))
 MSL_OF_combine := $(filter decode_combine_%,$(MSL_KERNELS))
 MSL_OF_decode := $(filter decode_split_%,$(MSL_KERNELS))
-MSL_OF_delta := $(filter gated_delta_% delta_%,$(MSL_KERNELS))
+MSL_OF_delta := $(filter delta_%,$(MSL_KERNELS))
+MSL_OF_experts := $(filter expert_gates_% expert_downs_% mix_%,$(MSL_KERNELS))
+MSL_OF_products := $(filter products_% gated_product_%,$(MSL_KERNELS))
+MSL_OF_route := $(filter route_%,$(MSL_KERNELS))
 MSL_OF_project := $(filter project_append_%,$(MSL_KERNELS))
 MSL_OF_gather := $(filter gather_%,$(MSL_KERNELS))
 MSL_OF_blocks := $(filter zero_blocks copy_blocks,$(MSL_KERNELS))

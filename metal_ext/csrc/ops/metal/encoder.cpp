@@ -58,7 +58,9 @@ mx::array Encoder::contiguous(const mx::array& array) {
   if (array.flags().row_contiguous && array.offset() % (kVector * array.itemsize()) == 0) {
     return array;
   }
-  mx::array copy = ordered_copy(array, stream_);
+  mx::array given(array.shape(), array.dtype(), nullptr, {});
+  given.copy_shared_buffer(array, array.strides(), {}, array.data_size());  // MLX copies this always
+  mx::array copy = ordered_copy(given, stream_);
   keep(copy);
   return copy;
 }

@@ -21,6 +21,14 @@ metal::Number number_of(const char* name, mx::Dtype type) {
   throw std::invalid_argument(message(name, " must be float32, float16 or bfloat16"));
 }
 
+uint32_t number_of_gate(const std::string& kind) {
+  switch (cpu::gate_of(kind)) {
+    case cpu::Gate::gelu_tanh: return metal::kGeluTanh;
+    case cpu::Gate::clamped_silu: return metal::kClampedSilu;
+    default: return metal::kSilu;
+  }
+}
+
 LayerRows::LayerRows(
     const metal::KVBackend& memory, const Layer& layer, const Heads& heads)
     : kv(number_of("K and V", layer.type)), kind(memory.kind()) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "core/checked.h"
 #include "core/metal/kernel_text.h"
@@ -14,6 +15,8 @@ namespace quire::ops {
 
 // Returns the kernels' name of a type. Throws std::invalid_argument for types without kernels.
 metal::Number number_of(const char* name, mx::Dtype type);
+// Returns the kernels' number of an MLP's gate. Throws std::invalid_argument for unknown gates.
+uint32_t number_of_gate(const std::string& kind);
 
 // The heads of a row. In a row without queries, query_heads equals kv_heads.
 struct Heads {

@@ -25,11 +25,6 @@ struct GatedDeltaStep {
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
     const std::vector<mx::array> read = encoder.contiguous_inputs(in, 8);
-    for (size_t i : {0, 1, 4, 7}) {  // kernels load four numbers of these at once
-      require<std::invalid_argument>(
-          read[i].offset() % (4 * read[i].itemsize()) == 0, "input ", i,
-          " of gated_delta begins between multiples of four numbers");
-    }
     out[0].copy_shared_buffer(in[0]);
     allocate_on_device(out[1]);
     const size_t row_count = arguments.rows;
@@ -100,15 +95,6 @@ metal::DeltaArguments arguments_of(
           static_cast<float>(delta.eps), narrowed<uint32_t>("rows", states.size())};
 }
 
-// Returns the number that the kernel has for a gate.
-uint32_t number_of_gate(cpu::Gate gate) {
-  switch (gate) {
-    case cpu::Gate::gelu_tanh: return metal::kGeluTanh;
-    case cpu::Gate::clamped_silu: return metal::kClampedSilu;
-    default: return metal::kSilu;
-  }
-}
-
 struct Swiglu {
   metal::Kernel kernel;
   uint32_t kind;
@@ -166,7 +152,7 @@ mx::array device::swiglu(const mx::array& gate, const mx::array& up, const std::
   return mx::array(
       gate.shape(), gate.dtype(),
       device_operation(
-          "swiglu", Swiglu{metal::swiglu_kernel(type), number_of_gate(cpu::gate_of(kind))}),
+          "swiglu", Swiglu{metal::swiglu_kernel(type), number_of_gate(kind)}),
       {gate, up});
 }
 

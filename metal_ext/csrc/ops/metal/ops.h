@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "mlx/dtype.h"
 #include "ops/gated_delta.h"
 #include "ops/metal/rows.h"
+#include "ops/metal/stored_matrix.h"
 #include "ops/ops.h"
 
 // MLX primitives over K and V in a GPU's memory. `token` is the ordering handle (ops/ops.h), which
@@ -53,6 +55,13 @@ std::pair<mx::array, mx::array> gated_delta(
     const DeviceMemory& kv_backend);
 
 mx::array swiglu(const mx::array& gate, const mx::array& up, const std::string& kind);
+
+std::vector<mx::array> multiply(
+    const mx::array& x, const std::vector<Stored>& matrices,
+    const std::optional<mx::array>& residual);
+
+mx::array multiply_gated(
+    const mx::array& x, const Stored& gate, const Stored& up, const std::string& kind);
 
 mx::array step_end(
     const std::vector<mx::array>& arrays, const DeviceRows& rows, const DeviceMemory& kv_backend);
