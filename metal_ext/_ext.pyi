@@ -751,8 +751,8 @@ def multiply(
 def multiply_gated(
     x: mx.array, gate: StoredMatrix, up: StoredMatrix, *, kind: str = "silu"
 ) -> mx.array:
-    """Returns ``swiglu`` of x's products with two matrices of one format and shape, without biases,
-    in one command. Otherwise like ``multiply``."""
+    """Returns ``swiglu`` of x's products with two matrices, in one command if both have the same
+    format and no bias. Otherwise like ``multiply``."""
 
 def step_end(arrays: list[mx.array], rows: MetalRows, kv_backend: MetalKVBackend) -> mx.array:
     """Returns the end of a step, an array ``[1]`` uint64 with the epoch. Evaluating it signals the

@@ -29,6 +29,7 @@ from engine.models.tensors import (
     MixtureTensors,
     MlpTensors,
     ModelTensors,
+    Product,
     Vector,
 )
 from kvcache.views import KVViews
@@ -336,10 +337,10 @@ class RotatedCpuOps(MlxOps):
     def _rows(self, token_ids: mx.array, matrix: Matrix) -> mx.array:
         return metal_ext.packed_rows(token_ids, self._packed[matrix.name], self._workers)
 
-    def _dense(self, x: mx.array, tensors: DenseTensors, kind: Gate = Gate.SILU) -> mx.array:
-        gate, up = self._multiply_each(x, tensors.gate_up)
+    def _gated_product(self, x: mx.array, gate_up: Product, kind: Gate) -> mx.array:
+        gate, up = self._multiply_each(x, gate_up)
         assert kind is Gate.SILU, "no family with rotated inputs has another gate"
-        return self._multiply(gate * mx.sigmoid(gate) * up, tensors.down)
+        return gate * mx.sigmoid(gate) * up
 
     def _normed(self, x: mx.array, norm: Vector) -> mx.array:
         return metal_ext.rms_norm(x, self._vectors[norm.name], self._eps, self._workers)

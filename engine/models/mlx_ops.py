@@ -1,4 +1,4 @@
-"""A model's operations on a GPU, with MLX's own kernels."""
+"""A model's operations on a GPU, with MLX's kernels and quire's own (metal_ext/kernels/metal)."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from engine.models.forward import (
     split_gate,
 )
 from engine.models.spec import Attention, Experts, Gate, GatedDeltaNet, ModelSpec
-from engine.models.stored import StoredMatrix, StoredWeights
+from engine.models.stored import Rotation, StoredMatrix, StoredWeights
 from engine.models.tensors import (
     AttentionTensors,
     DeltaTensors,
@@ -31,7 +31,8 @@ from kvcache.views import KVViews
 # If there are at least this many pairs of a token and an expert, sort them by expert, so that an
 # expert's tokens are multiplied together. mlx-lm does the same (models/switch_layers.py).
 LEAST_SORTED_PAIRS = 64
-# The most rows of a step whose products have, on a GPU, the bits of one row alone.
+# The most rows that quire's own kernels multiply, as MLX's tiles of rows are faster for more. With
+# more rows, a row's bits may depend on the others.
 FEW_ROWS = 8
 # Less than 65504, because bfloat16 rounds the numbers of which K and V are made.
 LARGEST_FLOAT16 = 60000
@@ -132,6 +133,7 @@ class MlxOps:
                 self._vectors[name] = conv_by_taps(layer.mixer, self._vectors[name])
                 delta = gated_delta(layer.mixer, spec.norm_eps, at.mixer, self._vectors)
                 self._deltas.append(delta)
+        self._on_metal: dict[str, metal_ext.StoredMatrix] = {}
         self.weights = [array for matrix in self._matrices.values() for array in matrix.arrays()]
         self.weights += self._vectors.values()
         self.weights += [each.signs for each in dict.fromkeys(self._rotations.values())]
@@ -141,6 +143,9 @@ class MlxOps:
         size of a command buffer. Each product with experts would count the matrices of all experts,
         and a step of a mixture would be 42 command buffers instead of 7. Activations, K and V
         still count: they limit the memory that a command buffer holds, and how long it runs."""
+        if metal_ext.HAS_METAL:
+            kept = ((name, matrix.on_metal()) for name, matrix in self._matrices.items())
+            self._on_metal = {name: matrix for name, matrix in kept if matrix is not None}
         self._matrices = {name: matrix.uncounted() for name, matrix in self._matrices.items()}
 
     def embed(self, token_ids: mx.array) -> mx.array:
@@ -183,8 +188,8 @@ class MlxOps:
 
     def add_mixed(self, number: int, x: mx.array, mixed: mx.array) -> mx.array:
         _, tensors = self._layers[number]
-        output = self._multiply(mixed.reshape(x.shape[0], -1), tensors.mixer.output)
-        return self._add(x, output, tensors.mixer_post_norm)
+        mixed, product = mixed.reshape(x.shape[0], -1), (tensors.mixer.output,)
+        return self._add_product(x, mixed, product, tensors.mixer_post_norm)
 
     def add_mlp(self, number: int, x: mx.array) -> mx.array:
         layer, tensors = self._layers[number]
@@ -193,8 +198,8 @@ class MlxOps:
             assert isinstance(tensors.mlp, MixtureTensors)
             return x + self._mixture(normed, layer.mlp, tensors.mlp)
         assert isinstance(tensors.mlp, DenseTensors)
-        output = self._dense(normed, tensors.mlp, layer.mlp.gate)
-        return self._add(x, output, tensors.mlp_post_norm)
+        gated = self._gated_product(normed, tensors.mlp.gate_up, layer.mlp.gate)
+        return self._add_product(x, gated, (tensors.mlp.down,), tensors.mlp_post_norm)
 
     def require_float16_suffices(self) -> None:
         """Raise RuntimeError if a key or a value could exceed float16. The weights decide, not a
@@ -246,30 +251,29 @@ class MlxOps:
         assert self._tensors.draft is not None
         return self._normed(x, self._tensors.draft.norm)
 
-    def _dense(self, x: mx.array, tensors: DenseTensors, kind: Gate = Gate.SILU) -> mx.array:
-        gate, up = self._multiply_each(x, tensors.gate_up)
-        return self._multiply(_gated(kind, gate, up), tensors.down)
-
     def _mixture(self, x: mx.array, spec: Experts, tensors: MixtureTensors) -> mx.array:
-        router, *shared_gate = tensors.router
-        experts, weights = route(self._multiply(x, router), spec)
+        logits, *shared_gate = self._multiply_each(x, tensors.router)
+        experts, weights = route(logits, spec)
         gate_up = [self._matrices[stack.name] for stack in tensors.gate_up]
         down = self._matrices[tensors.down.name]
         mixed = mix(x, experts, weights, gate_up, down, partial(_gated, spec.gate))
         if tensors.shared is None:
             return mixed
-        gate = mx.sigmoid(self._multiply(x, shared_gate[0]))
-        return mixed + gate * self._dense(x, tensors.shared)
+        gated = self._gated_product(x, tensors.shared.gate_up, Gate.SILU)
+        return mixed + mx.sigmoid(shared_gate[0]) * self._multiply(gated, tensors.shared.down)
 
     def _normed(self, x: mx.array, norm: Vector) -> mx.array:
         return mx.fast.rms_norm(x, self._vectors[norm.name], self._eps)
 
-    def _add(self, x: mx.array, output: mx.array, norm: Vector | None) -> mx.array:
+    def _add_product(
+        self, x: mx.array, inputs: mx.array, product: Product, norm: Vector | None
+    ) -> mx.array:
         """Return x plus a layer's output, behind its norm if it has one. Such sums may exceed
         float16, where they become its largest number, as in mlx-lm (models/gemma3_text.py)."""
+        ((inputs, product),) = self._rotated(inputs, product)
         if norm is None:
-            return x + output
-        output = self._normed(output, norm)
+            return self._products(inputs, product, residual=x)[0]
+        output = self._normed(self._products(inputs, product)[0], norm)
         if x.dtype != mx.float16:
             return x + output
         largest = mx.finfo(mx.float16).max
@@ -277,16 +281,54 @@ class MlxOps:
         return mx.clip(wide, -largest, largest).astype(mx.float16)
 
     def _multiply(self, x: mx.array, matrix: Matrix) -> mx.array:
-        rotation = self._rotations.get(matrix.name)
-        return self._product(x if rotation is None else rotation.apply(x), matrix)
+        return self._multiply_each(x, (matrix,))[0]
 
     def _multiply_each(self, x: mx.array, product: Product) -> list[mx.array]:
-        """Multiply x by each matrix. Matrices with the same rotation share one rotated x."""
+        """Multiply x by each matrix."""
+        return self._multiply_rotated(self._rotated(x, product), product)
+
+    def _multiply_rotated(
+        self, rotated: list[tuple[mx.array, Product]], product: Product
+    ) -> list[mx.array]:
+        made: dict[Matrix, mx.array] = {}
+        for x, matrices in rotated:
+            made |= zip(matrices, self._products(x, matrices), strict=True)
+        return [made[matrix] for matrix in product]
+
+    def _gated_product(self, x: mx.array, gate_up: Product, kind: Gate) -> mx.array:
+        """Return what the gate of an MLP makes of x."""
+        rotated = self._rotated(x, gate_up)
+        own = self._own_matrices(*rotated[0])
+        if len(own) == len(gate_up):
+            return metal_ext.multiply_gated(rotated[0][0], *own, kind=kind.value)
+        return _gated(kind, *self._multiply_rotated(rotated, gate_up))
+
+    def _rotated(self, x: mx.array, product: Product) -> list[tuple[mx.array, Product]]:
+        """Return x as the matrices multiply it, with those that share one rotated x."""
         if not self._rotations:
-            return [self._product(x, matrix) for matrix in product]
-        rotations = [self._rotations.get(matrix.name) for matrix in product]
-        inputs = {each: x if each is None else each.apply(x) for each in dict.fromkeys(rotations)}
-        return [self._product(inputs[r], m) for r, m in zip(rotations, product, strict=True)]
+            return [(x, product)]
+        by_rotation: dict[Rotation | None, list[Matrix]] = {}
+        for matrix in product:
+            by_rotation.setdefault(self._rotations.get(matrix.name), []).append(matrix)
+        return [
+            (x if rotation is None else rotation.apply(x), tuple(matrices))
+            for rotation, matrices in by_rotation.items()
+        ]
+
+    def _products(
+        self, x: mx.array, product: Product, residual: mx.array | None = None
+    ) -> list[mx.array]:
+        """Multiply x by each matrix, and add the residual to the only product."""
+        if own := self._own_matrices(x, product):
+            return metal_ext.multiply(x, own, residual)
+        products = [self._product(x, matrix) for matrix in product]
+        return products if residual is None else [residual + products[0]]
+
+    def _own_matrices(self, x: mx.array, product: Product) -> "list[metal_ext.StoredMatrix]":
+        """Return the matrices for quire's own kernels, or none where MLX has to multiply."""
+        own = [self._on_metal.get(matrix.name) for matrix in product]
+        fit = [m for m in own if m is not None and (m.dtype is None or m.dtype == x.dtype)]
+        return fit if len(x) <= FEW_ROWS and len(fit) == len(own) else []
 
     def _product(self, x: mx.array, matrix: Matrix) -> mx.array:
         return _multiply(x, self._matrices[matrix.name])

@@ -54,6 +54,17 @@ class StoredMatrix:
         scale_dtype = dtype if biases is None else scales.dtype
         return mx.dequantize(weight, scales, biases, group_size, bits, mode, dtype=scale_dtype)
 
+    def on_metal(self) -> "metal_ext.StoredMatrix | None":
+        """Return the evaluated matrix for quire's own Metal kernels, or None if none has its
+        format."""
+        packing = {} if self.packing is None else asdict(self.packing)
+        try:
+            return metal_ext.StoredMatrix(
+                self.weight, self.scales, self.biases, self.bias, **packing
+            )
+        except ValueError:
+            return None
+
     def uncounted(self) -> "StoredMatrix":
         return self._changed(partial(metal_ext.uncounted, transposable=self.packing is None))
 

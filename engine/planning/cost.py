@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from engine.models.mlx_ops import LEAST_SORTED_PAIRS
+from engine.models.mlx_ops import FEW_ROWS, LEAST_SORTED_PAIRS
 from engine.models.spec import Attention, Experts, LayerSpec, ModelSpec
 from engine.models.tensors import AttentionTensors, model_tensors
 from engine.planning.devices import Device
@@ -30,8 +30,11 @@ BESIDE_SHARE = 0.4
 # tests/metal/graph counts them in a step's graph.
 ENDS = 10, 0  # embedding, final norm, head, sampling, and what ends a step
 ROTATION = 4, 0  # of an input that several matrices may share
-ATTENTION, OUTPUT_GATE, QKV_BIAS, DELTA_NET = (7, 2), (1, 2), (1, 2), (6, 3)
-DENSE, MIXTURE, SORTED_PAIRS, SHARED_EXPERT = (5, 1), (16, 5), (4, 2), (2, 6)
+MIXTURE, SORTED_PAIRS = (16, 5), (4, 2)
+# With up to FEW_ROWS rows, whose products share commands, and with more. Models with rotated inputs
+# are packed in 2 bits, which MLX multiplies with few rows as well.
+ATTENTION, OUTPUT_GATE, QKV_BIAS = ((6, 0), (7, 2)), ((1, 2), (1, 2)), ((0, 0), (1, 2))
+DELTA_NET, DENSE, SHARED_EXPERT = ((5, 0), (6, 3)), ((3, 0), (5, 1)), ((2, 3), (2, 6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,8 @@ class CostModel:
     def commands(self, tokens: int) -> tuple[int, int]:
         """Return the numbers of commands of a step that wait for the one before them, and of other
         commands, with a sequence that is longer than 2 * SHORT_SPLIT_TOKENS."""
-        parts = [part for layer in self.spec.layers for part in _commands(layer, tokens)]
+        own = tokens <= FEW_ROWS and not self.rotations
+        parts = [part for layer in self.spec.layers for part in _commands(layer, tokens, own)]
         waiting, beside = zip(ENDS, *[ROTATION] * self.rotations, *parts, strict=True)
         return sum(waiting), sum(beside)
 
@@ -143,14 +147,16 @@ class CostModel:
         return (waiting + BESIDE_SHARE * beside) * rates.command_s + buffers * rates.buffer_s
 
 
-def _commands(layer: LayerSpec, tokens: int) -> Iterator[tuple[int, int]]:
-    mixer, mlp = layer.mixer, layer.mlp
+def _commands(layer: LayerSpec, tokens: int, own: bool) -> Iterator[tuple[int, int]]:
+    """``own`` is True if quire's own kernels multiply."""
+    mixer, mlp, many = layer.mixer, layer.mlp, not own
     if isinstance(mixer, Attention):
-        yield from [ATTENTION, *[OUTPUT_GATE] * mixer.output_gate, *[QKV_BIAS] * mixer.qkv_bias]
+        yield ATTENTION[many]
+        yield from [OUTPUT_GATE[many]] * mixer.output_gate + [QKV_BIAS[many]] * mixer.qkv_bias
     else:
-        yield DELTA_NET
+        yield DELTA_NET[many]
     if isinstance(mlp, Experts):
-        yield from [MIXTURE, *[SHARED_EXPERT] * (mlp.shared_inner_size is not None)]
+        yield from [MIXTURE, *[SHARED_EXPERT[many]] * (mlp.shared_inner_size is not None)]
         yield from [SORTED_PAIRS] * (tokens * mlp.chosen >= LEAST_SORTED_PAIRS)
     else:
-        yield DENSE
+        yield DENSE[many]

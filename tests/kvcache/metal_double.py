@@ -58,6 +58,37 @@ class RopeTable:
     magnitude: float = 1.0
 
 
+@dataclass(frozen=True)
+class StoredMatrix:
+    weight: mx.array
+    scales: mx.array | None = None
+    biases: mx.array | None = None
+    bias: mx.array | None = None
+    bits: int = 0
+    group_size: int = 0
+    mode: str = "affine"
+
+    def __post_init__(self) -> None:
+        if self.bits not in (0, 4, 8):
+            raise ValueError(f"no Metal kernel multiplies this: codes of {self.bits} bits")
+
+    @property
+    def dtype(self) -> mx.Dtype | None:
+        numbers = self.weight if self.scales is None else self.scales
+        return None if numbers.dtype == mx.uint8 else numbers.dtype
+
+    def product(self, x: mx.array) -> mx.array:
+        """Row by row: other rows change no bits."""
+        rows = mx.split(x, len(x))
+        if self.scales is None:
+            made = [row @ self.weight.T for row in rows]
+        else:
+            how: tuple[Any, ...] = (True, self.group_size, self.bits, self.mode)
+            parts = (self.weight, self.scales, self.biases)
+            made = [mx.quantized_matmul(row, *parts, *how) for row in rows]
+        return mx.concatenate(made) + (0 if self.bias is None else self.bias)
+
+
 class Heap:
     def __init__(self, geometry: "Geometry") -> None:
         self.geometry = geometry
@@ -579,6 +610,19 @@ class Operations:
         curved = wide + 0.044715 * wide**3 if kind == "gelu_tanh" else wide
         return (wide * mx.sigmoid(steep * curved) * factor).astype(gate.dtype)
 
+    def multiply(
+        self, x: mx.array, matrices: list[StoredMatrix], residual: mx.array | None = None
+    ) -> list[mx.array]:
+        self.device.calls.append("multiply")
+        assert len(matrices) == 1 or residual is None
+        return [each.product(x) + (0 if residual is None else residual) for each in matrices]
+
+    def multiply_gated(
+        self, x: mx.array, gate: StoredMatrix, up: StoredMatrix, *, kind: str = "silu"
+    ) -> mx.array:
+        self.device.calls.append("multiply_gated")
+        return self.swiglu(gate.product(x), up.product(x), kind=kind)
+
     def step_end(self, arrays: list[mx.array], rows: Rows, backend: KVBackend) -> mx.array:
         if rows.closed:
             raise RuntimeError("the rows' epoch has been closed already")
@@ -634,6 +678,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
         "gather": operations.gather,
         "gated_delta": operations.gated_delta,
         "swiglu": operations.swiglu,
+        "StoredMatrix": StoredMatrix,
+        "multiply": operations.multiply,
+        "multiply_gated": operations.multiply_gated,
         "step_end": operations.step_end,
     }
     for name, value in names.items():

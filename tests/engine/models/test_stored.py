@@ -7,6 +7,7 @@ import metal_ext
 from engine.models.config import MODES, Quantization
 from engine.models.stored import StoredWeights
 from engine.models.tensors import Matrix, Vector
+from tests.kvcache.metal_double import install
 
 MATRIX = Matrix("layer", 16, 64, has_bias=True)
 PLAIN = mx.random.normal((16, 64)).astype(mx.bfloat16)
@@ -57,6 +58,19 @@ def test_an_alias_has_the_same_numbers(packing: Quantization | None) -> None:
     alias, rows = found.uncounted(), mx.array([3, 1])
     assert mx.array_equal(alias.dequantized() * norm, found.dequantized() * norm)
     assert mx.array_equal(alias.dequantized(rows), found.dequantized(rows))
+
+
+def test_quires_own_kernels_have_some_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    for packing, dtype in (
+        (None, mx.bfloat16),
+        (Quantization(8, 64), mx.bfloat16),
+        (Quantization(4, 32, "mxfp4"), None),
+    ):
+        own = stored(packing).matrix(MATRIX).on_metal()
+        assert own is not None
+        assert own.dtype is dtype or own.dtype == dtype
+    assert stored(Quantization(6, 64)).matrix(MATRIX).on_metal() is None
 
 
 def test_what_is_taken_is_gone() -> None:

@@ -152,18 +152,19 @@ def test_a_gpu_multiplies_few_rows_as_vectors_and_more_as_tiles(
 
 
 def test_a_gpu_begins_commands_and_buffers(qwen3_4b: ModelShape) -> None:
-    waiting, beside = cost_of(qwen3_4b).commands(1)
+    assert cost_of(qwen3_4b).commands(8) == (10 + 9 * 36, 0)
+    waiting, beside = cost_of(qwen3_4b).commands(9)
     assert (waiting, beside) == (10 + 12 * 36, 3 * 36)
     rates = Rates(command_s=1e-6, buffer_s=1e-4, buffer_commands=250)
-    seconds = cost_of(qwen3_4b, replace(DEVICE, rates=rates)).step_seconds([(1000, 1)])
-    without = cost_of(qwen3_4b).step_seconds([(1000, 1)]) - 0.001
+    seconds = cost_of(qwen3_4b, replace(DEVICE, rates=rates)).step_seconds([(1000, 9)])
+    without = cost_of(qwen3_4b).step_seconds([(1000, 9)]) - 0.001
     assert seconds - without == pytest.approx((waiting + 0.4 * beside) * 1e-6 + 3e-4, rel=1e-3)
 
 
 def test_rotated_inputs_have_commands(tmp_path: Path) -> None:
     """Four in each layer, and those of the embedding and of the head."""
     bonsai, plain = (in_four_bits(tmp_path, name) for name in ("Bonsai-2-27B", "Qwen3.6-27B"))
-    assert sum(bonsai.commands(1)) - sum(plain.commands(1)) == 4 * (4 * 64 + 2)
+    assert sum(bonsai.commands(9)) - sum(plain.commands(9)) == 4 * (4 * 64 + 2)
 
 
 @pytest.mark.parametrize("start", [0, 30_000])

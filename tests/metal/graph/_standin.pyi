@@ -18,6 +18,9 @@ def observed(result: mx.array, reads: list[mx.array]) -> mx.array:
     MLX computes it on its CPU stream; for the model it is one command on the device.
     """
 
+def zeros_of_nothing(shape: list[int], dtype: mx.Dtype) -> mx.array:
+    """An evaluated array in row-major order, of zeros, without memory until they are written."""
+
 def hand_over() -> None:
     """MLX gives its command buffer away."""
 

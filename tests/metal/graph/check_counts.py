@@ -2,7 +2,7 @@
 commands, operations of MLX's graph, and command buffers, with one sequence and with eight.
 
 Counted in the graph that the engine's own forward makes of the whole model, as the engine loads it.
-Nothing of it is evaluated, and the numbers of each weight are one number, which takes no memory.
+Nothing of it is evaluated, and weights take no memory.
 """
 
 import json
@@ -65,29 +65,31 @@ MODELS = SUGGESTED | {
 TOKENS = 257  # of the first sequence: the fewest for which attention is two commands
 # For one sequence, and for eight: commands, operations, command buffers on each of CHIPS.
 COSTS = {
-    "qwen3.6:35b": ((1560, 2246, 7, 38, 31), (1800, 2566, 8, 44, 36)),
-    "qwen3-coder:30b": ((1450, 2320, 6, 36, 29), (1738, 2704, 7, 43, 35)),
-    "qwen3.6:27b": ((1018, 1088, 5, 25, 20), (1018, 1088, 6, 25, 20)),
-    "bonsai-2:27b": ((2050, 2990, 9, 50, 41), (2050, 2990, 9, 50, 41)),
-    "qwen3:14b": ((610, 736, 3, 15, 12), (610, 736, 4, 15, 12)),
-    "qwen3.5:9b": ((514, 552, 3, 13, 11), (514, 552, 3, 13, 11)),
-    "qwen3:8b": ((550, 664, 3, 14, 11), (550, 664, 3, 14, 11)),
-    "llama3.1:8b": ((490, 592, 2, 12, 10), (490, 592, 3, 12, 10)),
-    "qwen3.5:4b": ((514, 552, 3, 13, 11), (514, 552, 3, 13, 11)),
-    "qwen3:4b": ((550, 664, 3, 14, 11), (550, 664, 3, 14, 11)),
-    "llama3.2:3b": ((430, 520, 2, 11, 9), (430, 520, 3, 11, 9)),
-    "qwen3:1.7b": ((430, 520, 2, 11, 9), (430, 520, 3, 11, 9)),
-    "qwen3.5:0.8b": ((388, 418, 2, 10, 8), (388, 418, 2, 10, 8)),
-    "qwen3:0.6b": ((430, 520, 2, 11, 9), (430, 520, 2, 11, 9)),
-    "qwen3:32b": ((970, 1168, 4, 24, 20), (970, 1168, 6, 24, 20)),
-    "qwen3-coder-next": ((1870, 2692, 8, 46, 37), (2158, 3076, 9, 53, 43)),
-    "qwen2.5:7b": ((514, 688, 3, 13, 11), (514, 688, 3, 13, 11)),
-    "qwen2.5-coder:32b": ((1162, 1552, 5, 29, 23), (1162, 1552, 6, 29, 23)),
+    "qwen3.6:35b": ((1290, 1976, 6, 32, 26), (1530, 2296, 7, 38, 30)),
+    "qwen3-coder:30b": ((1306, 2176, 6, 32, 26), (1594, 2560, 7, 39, 32)),
+    "qwen3.6:27b": ((586, 656, 3, 15, 12), (586, 656, 3, 15, 12)),
+    "bonsai-2:27b": ((2002, 2846, 8, 49, 40), (2002, 2846, 9, 49, 40)),
+    "qwen3:14b": ((370, 496, 2, 9, 8), (370, 496, 2, 9, 8)),
+    "qwen3.5:9b": ((298, 336, 2, 8, 6), (298, 336, 2, 8, 6)),
+    "qwen3:8b": ((334, 448, 2, 9, 7), (334, 448, 2, 9, 7)),
+    "llama3.1:8b": ((298, 400, 2, 8, 6), (298, 400, 2, 8, 6)),
+    "qwen3.5:4b": ((298, 336, 2, 8, 6), (298, 336, 2, 8, 6)),
+    "qwen3:4b": ((334, 448, 2, 9, 7), (334, 448, 2, 9, 7)),
+    "llama3.2:3b": ((262, 352, 2, 7, 6), (262, 352, 2, 7, 6)),
+    "qwen3:1.7b": ((262, 352, 2, 7, 6), (262, 352, 2, 7, 6)),
+    "qwen3.5:0.8b": ((226, 256, 1, 6, 5), (226, 256, 1, 6, 5)),
+    "qwen3:0.6b": ((262, 352, 2, 7, 6), (262, 352, 2, 7, 6)),
+    "qwen3:32b": ((586, 784, 3, 15, 12), (586, 784, 3, 15, 12)),
+    "qwen3-coder-next": ((1546, 2368, 7, 38, 31), (1834, 2752, 8, 45, 36)),
+    "qwen2.5:7b": ((262, 352, 2, 7, 6), (262, 352, 2, 7, 6)),
+    "qwen2.5-coder:32b": ((586, 784, 3, 15, 12), (586, 784, 3, 15, 12)),
 }
-EVERY_LAYER = {"observed": 2, "Add": 2, "swiglu": 1}  # two norms
+# Commands that matrices of plain numbers share, where the others are in 2 bits.
+NOT_PLANNED = {"bonsai-2:27b": 48}
+EVERY_LAYER = {"observed": 2, "multiply": 3, "multiply_gated": 1}  # two norms
 ATTENTION = {"project_append": 1, "decode_attention": 1}
-LAYER = EVERY_LAYER | ATTENTION | {"QuantizedMatmul": 7, "Reshape": 4}
-RECURRENT_LAYER = EVERY_LAYER | {"QuantizedMatmul": 8, "Reshape": 1, "gated_delta": 1}
+LAYER = EVERY_LAYER | ATTENTION | {"Reshape": 4}
+RECURRENT_LAYER = EVERY_LAYER | {"Reshape": 1, "gated_delta": 1}
 DTYPES = {"U32": mx.uint32, "BF16": mx.bfloat16, "F16": mx.float16}
 SLOT_BYTES = 1 << 23
 ACTIVE_TASKS = 10  # command buffers beyond which MLX hands over nothing (transforms.cpp)
@@ -116,11 +118,13 @@ Operation = tuple[str, list[tuple[int, int]], set[int]]
 
 
 def load(folder: Path, name: str, **fields: Any) -> tuple[ModelSpec, Forward]:
-    """One of MODELS with other fields, and weights that are all ones. Vectors lie in order."""
+    """One of MODELS with other fields, matrices of zeros, and vectors of ones."""
     (folder / "config.json").write_text(json.dumps(MODELS[name] | fields))
     checkpoint = promised_checkpoint(folder)
     weights = {
-        name: mx.broadcast_to(mx.ones(its.shape[-1:], DTYPES[its.dtype]), its.shape)
+        name: mx.ones(its.shape, DTYPES[its.dtype])
+        if len(its.shape) == 1
+        else _standin.zeros_of_nothing([*its.shape], DTYPES[its.dtype])
         for name, its in promised_tensors(ModelConfig(folder), checkpoint.tensors).items()
     }
     stored = StoredWeights(weights, checkpoint.packings.get)
@@ -244,7 +248,8 @@ def test_a_step_takes_few_command_buffers(name: str, tmp_path: Path, report: lis
         )
         assert buffers.pop("M1 to M4") <= ACTIVE_TASKS
         assert all(its <= total // CHIPS[chip].commands + 1 for chip, its in buffers.items())
-        assert total == sum(CostModel.of(CPU, spec, 10**9, kv).commands(rows)), "as planned"
+        planned = sum(CostModel.of(CPU, spec, 10**9, kv).commands(rows))
+        assert total == planned - NOT_PLANNED.get(name, 0)
     assert tuple(costs) == COSTS[name]
 
 
@@ -257,9 +262,9 @@ def test_weights_that_count_would_fill_many(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "tokens", "layer", "cost"),
     [
-        ("qwen3:4b", TOKENS - 1, LAYER, 14),
-        ("qwen3:4b", TOKENS, LAYER, 15),
-        ("qwen3.5:4b", TOKENS, RECURRENT_LAYER, 15),
+        ("qwen3:4b", TOKENS - 1, LAYER, 8),
+        ("qwen3:4b", TOKENS, LAYER, 9),
+        ("qwen3.5:4b", TOKENS, RECURRENT_LAYER, 8),
     ],
 )
 def test_a_layer_is_so_many_operations_and_commands(

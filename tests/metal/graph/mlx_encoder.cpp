@@ -61,6 +61,7 @@ void CommandEncoder::set_input_array(const array& a, int index, int64_t offset) 
   all_inputs_.insert(resource);
   next_inputs_.insert(resource);
   needs_barrier_ |= prev_outputs_.contains(resource);
+  model(encoder_).used.emplace(resource, a.data_shared_ptr().get());
   bind(model(encoder_), a, index, offset);
 }
 
@@ -137,9 +138,16 @@ void CommandEncoder::end_encoding(bool wait_in_flight) {
   if (how == "drop" || !encoder_) {
     return;
   }
+  // MLX's CPU frees memory as soon as it has run, and another array may get it within one encoder.
+  auto& used = model(encoder_).used;
   for (const array& temporary : temporaries_) {
-    all_inputs_.erase(temporary.buffer().ptr());
-    all_outputs_.erase(temporary.buffer().ptr());
+    const void* const buffer = temporary.buffer().ptr();
+    used.erase({buffer, temporary.data_shared_ptr().get()});
+    if (const auto next = used.lower_bound({buffer, nullptr});
+        next == used.end() || next->first != buffer) {
+      all_inputs_.erase(buffer);
+      all_outputs_.erase(buffer);
+    }
   }
   std::set<quire::graph::Encoder> waits;
   std::erase_if(prev_ce_outputs_, [](const auto& output) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "fake/commands.h"
@@ -55,6 +56,7 @@ class ComputeEncoder final : public fake::Object {
   const Encoder encoder;
   fake::Pipeline* pipeline = nullptr;
   std::array<Binding, kBindings> bindings;
+  std::set<std::pair<const void*, const void*>> used;  // buffers, and whose they were then
   std::set<const fake::Allocation*> told;  // that it uses, without binding them
 };
 

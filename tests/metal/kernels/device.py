@@ -33,6 +33,13 @@ GATHER = np.dtype(
     [*PLACE, ("row_elements", "u4"), ("tokens", "u4"), ("row", "u4"), ("first", "u4")]
 )
 SWIGLU = np.dtype([("elements", "u4"), ("gate", "u4")])
+PRODUCT = np.dtype(
+    [
+        *(("inputs", "u4"), ("rows", "u4"), ("matrices", "u4"), ("group_shift", "u4")),
+        *(("added", "u4"), ("residual", "u4"), ("gate", "u4"), ("unused", "u4")),
+        *(("outputs", "u4", 4), ("first_tiles", "u4", 4)),
+    ]
+)
 BLOCK = np.dtype(
     [
         *(("source", "u8"), ("target", "u8"), ("source_stride", "u8"), ("target_stride", "u8")),

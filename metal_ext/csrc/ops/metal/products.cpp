@@ -155,10 +155,11 @@ mx::array device::multiply_gated(
   check_product(x, *gate);
   check_product(x, *up);
   require<std::invalid_argument>(
-      gate->shares_format(*up) && gate->outputs() == up->outputs(),
-      "gate and up have different formats or sizes");
-  require<std::invalid_argument>(
-      !gate->has_bias() && !up->has_bias(), "gate and up of a dense MLP have no biases");
+      gate->outputs() == up->outputs(), "gate and up have different outputs");
+  if (!gate->shares_format(*up) || gate->has_bias() || up->has_bias()) {
+    const std::vector<mx::array> products = multiply(x, {gate, up}, std::nullopt);
+    return swiglu(products[0], products[1], kind);
+  }
   const metal::Kernel kernel = metal::gated_product_kernel(
       number_of("x", x.dtype()), gate->packing(), tile_rows(x.shape(0)));
   GatedProduct work{gate, up, kernel, arguments_of(x, *gate)};
