@@ -26,8 +26,6 @@ std::string text_of(Packing packing) {
   return kNames[static_cast<size_t>(packing)];
 }
 
-std::string text_of(uint32_t rows) { return std::to_string(rows); }
-
 std::string text_of(int head_dim) {
   require<std::logic_error>(
       std::ranges::find(kHeadDims, head_dim) != std::end(kHeadDims),
@@ -35,7 +33,7 @@ std::string text_of(int head_dim) {
   return std::to_string(head_dim);
 }
 
-std::string text_of(uint32_t heads) { return std::to_string(heads); }
+std::string text_of(uint32_t count) { return std::to_string(count); }
 
 // Returns a kernel template's instance for these arguments, with a name like append_half_paged.
 template <class... Arguments>
