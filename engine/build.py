@@ -410,7 +410,7 @@ def assemble(
         if on_gpu:
             scheduler.budget = warm_up_gpu(loop, scheduler, config)
         head = None if draft_model is None else DraftHead(draft_model, kv, workers)
-        check = DraftCheck(model, kv, vocab_size, FEW_ROWS) if on_gpu else None
+        check = DraftCheck(model, kv, vocab_size) if on_gpu else None
         scheduler.drafter = new_drafter(limits, config, costs, head, check)
     except BaseException:
         loop.close()
@@ -443,7 +443,7 @@ def new_drafter(
     Raises DraftFaultError if there is a ``head`` of no use."""
     if not config.drafts or limits.embedding_size is not None:
         return None
-    fault = "" if check is None else check.fault(limits.max_num_seqs)
+    fault = "" if check is None else check.fault(limits.max_num_seqs, FEW_ROWS)
     if fault and head is not None:
         raise DraftFaultError(fault)
     if fault:
@@ -481,7 +481,8 @@ def warm_up_gpu(loop: EngineLoop, scheduler: Scheduler, config: EngineConfig) ->
 
     if run([rows], 1) * many <= LONGEST_WARM_UP_S * rows:
         rows = many
-    run([min(SHORT_PROMPT_TOKENS, rows)] * min(WARM_UP_SEQUENCES, loop.limits.max_num_seqs))
+    for sequences in (2, WARM_UP_SEQUENCES):
+        run([min(SHORT_PROMPT_TOKENS, rows)] * min(sequences, loop.limits.max_num_seqs))
     run([min(MANY_ROWS + LAST_ROWS, longest)])
     target_rows = CALM_FRACTION * config.step_time_target_ms / 1000 * rows / run([rows], 1)
     budget = first_budget(config, GPU_TILE_ROWS, int(target_rows))

@@ -1,8 +1,9 @@
 """Checks on the loaded model that a step with drafts computes the bits of steps without drafts, on
 which it depends that drafts change no answer.
 
-On a CPU that always holds. On a GPU, MLX's products choose their kernels by the number of rows.
-`quire doctor --first-hour` compares such products one by one (kvcache/selftest/kernels.py)."""
+On a CPU that always holds. On a GPU it does for as many rows as quire's own kernels multiply, if
+weights have one of their formats. MLX's products choose their kernels by the number of rows. `quire
+doctor --first-hour` compares such products one by one (kvcache/selftest/kernels.py)."""
 
 import mlx.core as mx
 
@@ -32,27 +33,21 @@ class DraftCheck:
     """A model that passes calls on to the loaded one, and keeps the bits of its results."""
 
     def __init__(
-        self,
-        model: Model,
-        kv: KVCacheManager,
-        vocab_size: int,
-        max_rows: int,
-        workers: CpuWorkers | None = None,
+        self, model: Model, kv: KVCacheManager, vocab_size: int, workers: CpuWorkers | None = None
     ) -> None:
-        """No sequence may be open in ``kv``. ``max_rows`` limits the rows of a step with drafts.
-        ``workers`` is None on a GPU."""
+        """No sequence may be open in ``kv``. ``workers`` is None on a GPU."""
         self._model = model
         self._kv = kv
         self._vocab_size = vocab_size
-        self._max_rows = max_rows
         self._runner = ModelRunner(self, kv, workers=workers)
         self._bits = mx.array([])
 
-    def fault(self, max_num_seqs: int) -> str:
-        """Return half a sentence about rows whose bits drafts change, or "" if there are none."""
+    def fault(self, max_num_seqs: int, max_rows: int) -> str:
+        """Return half a sentence about rows whose bits drafts change, or "" if there are none, in
+        steps of up to ``max_rows`` rows."""
         alone = self._run((1,) * sum(ROWS), 1)
         for sequences in (1, min(COMPANY, max_num_seqs)):
-            rows = tuple(min(count, self._max_rows // sequences) for count in ROWS)
+            rows = tuple(min(count, max_rows // sequences) for count in ROWS)
             drafted, start = self._run(rows, sequences), 0
             if alone is None or drafted is None:
                 return TOO_SMALL

@@ -32,8 +32,8 @@ def fault_of(
 ) -> str:
     own, vocab = loop._runner._model, loop.limits.vocab_size  # type: ignore[attr-defined]
     workers = loop._runner._workers  # type: ignore[attr-defined]
-    check = DraftCheck(own if model is None else model, loop._kv, vocab, max_rows, workers)
-    fault = check.fault(max_num_seqs)
+    check = DraftCheck(own if model is None else model, loop._kv, vocab, workers)
+    fault = check.fault(max_num_seqs, max_rows)
     stats = loop._kv.stats()
     assert (stats.num_sequences, stats.live_bytes, stats.cached_bytes) == (0, 0, 0)
     loop._kv.check_invariants()
@@ -77,6 +77,7 @@ def test_a_model_whose_bits_depend_on_the_rows_of_a_step_is_refused(rows: int, f
     words = f"{fault} rows together have other bits than one by one"
     assert fault_of(loop, model) == (words if fault else "")
     assert fault_of(loop, model, max_num_seqs=1) == (words if fault == 8 else "")
+    assert fault_of(loop, model, max_rows=8) == (words if fault == 8 else "")
     loop.close()
 
 
