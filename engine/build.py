@@ -98,7 +98,7 @@ class EnginePlan:
         """Return the lines of a text that describes the plan to people, without the warnings."""
         choice = self.kv_backend
         if self.on_gpu:
-            why, products = "the GPU multiplies what is stored", "MLX's own"
+            why, products = "the GPU multiplies what is stored", "quire's own of few rows, MLX's"
         else:
             why, products = "the CPU's own kernels multiply what is stored", "quire's own"
         return [

@@ -368,7 +368,9 @@ def extension_facts() -> dict[str, Any]:
         "metal": metal_ext.metal_capabilities() if metal_ext.HAS_METAL else {},
         "instruction_sets": metal_ext.instruction_sets(),
         "system_page_bytes": metal_ext.SYSTEM_PAGE_BYTES,
-        "matrix_products": "MLX's own" if metal_ext.HAS_METAL else "quire's own",
+        "matrix_products": "quire's own of few rows, MLX's"
+        if metal_ext.HAS_METAL
+        else "quire's own",
         "quire": version("quire"),
         "default_device": str(mx.default_device()),
         "open_files": {"soft": soft, "hard": hard, "raised": raise_descriptor_limit()},

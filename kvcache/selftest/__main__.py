@@ -77,7 +77,7 @@ def checks_of(
     match test:
         case SelfTest.KV_BACKEND:
             yield from _on_backend(KVBackendChecks, kv_backend, page_bytes=page_bytes)
-            yield from product_checks()
+            yield from product_checks(on_gpu=kv_backend.on_gpu)
             yield from _on_kernels(kv_backend, WIDE)
             if size is not None:
                 checks = partial(RealSizeChecks, buffers=size.buffers)
@@ -92,7 +92,7 @@ def checks_of(
         case SelfTest.BANDWIDTH:
             yield from _on_backend(BandwidthChecks, kv_backend, LONG_SHAPE, LONG_TOKENS)
         case SelfTest.EQUAL_BITS:
-            yield from equal_bits_checks()
+            yield from equal_bits_checks(on_gpu=kv_backend.on_gpu)
         case _:
             assert test is SelfTest.KERNELS
             for spec in kernel_specs(kv_backend.on_gpu):

@@ -46,6 +46,8 @@ EPS = 1e-6
 TOLERANCE = {mx.float32: 0.01, mx.float16: 0.02, mx.bfloat16: 0.06}
 # The numbers of rows in a product: one row, a few rows, and enough rows for matrix units.
 PRODUCT_ROWS = (1, 8, 64)
+# Quire's own kernels read a matrix once for 1 row, for 2, and for each 4 of more.
+OWN_ROWS = (1, 2, 8)
 INPUTS, OUTPUTS = 1024, 512
 BITS, GROUP = 4, 64
 # The numbers of rows of one sequence in a step with 1 to 8 drafted tokens, and the outputs of a
@@ -102,7 +104,7 @@ class KernelChecks:
             ("decode again", self._decode),
             ("project", self._project),
             ("project again", self._project),
-            *([("gate", self._gate)] if self._on_gpu else []),
+            *([("gate", self._gate), ("products", self._products)] if self._on_gpu else []),
             ("end", lambda: shut_down(self._backend)),
         ]
 
@@ -195,6 +197,16 @@ class KernelChecks:
     def _gate(self) -> Result:
         gate, up = (self._draw(KV_HEADS, [(0, GATED_ROWS)]) for _ in range(2))
         gated = metal_ext.swiglu(self._array(gate), self._array(up))
+        return self._compared(_difference(gated, gate / (1 + np.exp(-gate)) * up))
+
+    def _products(self) -> Result:
+        """Multiply a few rows by the plain numbers of gate and up, with quire's own kernel."""
+        shapes = ((OWN_ROWS[-1], self._width), *[(self._width, self._width)] * 2)
+        x, *weights = (self._rounded(self._random.normal(size=n) / n[1] ** 0.25) for n in shapes)
+        arrays = [self._array(numbers) for numbers in weights]
+        mx.eval(arrays)
+        gated = metal_ext.multiply_gated(self._array(x), *map(metal_ext.StoredMatrix, arrays))
+        gate, up = (x @ numbers.T for numbers in weights)
         return self._compared(_difference(gated, gate / (1 + np.exp(-gate)) * up))
 
     # --- running steps and comparing results ------------------------------------------------------
@@ -301,33 +313,42 @@ def _difference(array: mx.array, want: Rows) -> float:
 # --- products with weights in four bits -----------------------------------------------------------
 
 
-def product_checks() -> list[NamedCheck]:
+def product_checks(*, on_gpu: bool = False) -> list[NamedCheck]:
     """Return a check for each number of rows, and two for each number of pairs of a row and its
     expert. MLX chooses a kernel by these numbers, and some systems compile one of the kernels
-    wrongly."""
+    wrongly. If ``on_gpu`` is True, quire's own kernels are checked as well."""
     checks: list[NamedCheck] = [(f"multiply {n}", partial(_multiply, n)) for n in PRODUCT_ROWS]
     for pairs in PAIRS:
         checks.append((f"experts {pairs}", partial(_choose, pairs)))
         checks.append((f"experts {pairs} in order", partial(_choose, pairs, in_order=True)))
-    return checks
+    own = OWN_ROWS if on_gpu else ()
+    return checks + [(f"quire multiplies {n}", partial(_multiply, n, own=True)) for n in own]
 
 
-def equal_bits_checks() -> list[NamedCheck]:
+def equal_bits_checks(*, on_gpu: bool = False) -> list[NamedCheck]:
     return [
-        (f"multiply {rows} by {outputs}", partial(_multiply, rows, outputs))
+        (f"{'quire multiplies' if own else 'multiply'} {rows} by {outputs}",
+         partial(_multiply, rows, outputs, own=own))
+        for own in (False, True)[: 1 + on_gpu]
         for outputs in (OUTPUTS, MANY_OUTPUTS)
         for rows in DRAFTED_ROWS
-    ]
+    ]  # fmt: skip
 
 
-def _multiply(rows: int, outputs: int = OUTPUTS) -> Result:
+def _multiply(rows: int, outputs: int = OUTPUTS, *, own: bool = False) -> Result:
     """Multiply rows together, and count those whose bits differ if they are multiplied alone."""
     random = np.random.default_rng(rows)
     inputs, weights = _drawn(random, rows, INPUTS), _drawn(random, outputs, INPUTS)
     packed = mx.quantize(weights, group_size=GROUP, bits=BITS)
-    multiply = partial(mx.quantized_matmul, transpose=True, group_size=GROUP, bits=BITS)
-    got = multiply(inputs, *packed)
-    alone = mx.concatenate([multiply(row[None], *packed) for row in inputs])
+    mx.eval(packed)
+
+    def multiply(x: mx.array) -> mx.array:
+        if own:
+            matrix = metal_ext.StoredMatrix(*packed, group_size=GROUP, bits=BITS)
+            return metal_ext.multiply(x, [matrix])[0]
+        return mx.quantized_matmul(x, *packed, transpose=True, group_size=GROUP, bits=BITS)
+
+    got, alone = multiply(inputs), mx.concatenate([multiply(row[None]) for row in inputs])
     others = int((got != alone).any(axis=1).sum())
     result = _judged(got, _numbers(inputs) @ _unpacked(*packed).T)
     text = f"{result.text}; {others} of {rows} rows have other bits than alone"

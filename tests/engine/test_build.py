@@ -119,7 +119,9 @@ def test_a_plan_for_a_gpu_says_what_computes_and_why_it_was_chosen(plan: EngineP
     reasons = ("not sparse on Metal: it hung", "paged on Metal: it passed its canary")
     text = words(replace(plan, kv_backend=KVBackendChoice(KVBackend.PAGED, reasons)))
     assert "KV backend: paged on Metal; kernels: Metal\n" in text
-    assert "arithmetic: stored (the GPU multiplies what is stored); matrix products: MLX's" in text
+    assert (
+        "arithmetic: stored (the GPU multiplies what is stored); matrix products: quire's" in text
+    )
     for reason in reasons:
         assert f"  {reason}" in text
 

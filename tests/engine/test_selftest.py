@@ -348,7 +348,9 @@ def test_a_metal_build_says_what_its_device_is(monkeypatch: pytest.MonkeyPatch) 
 def test_it_says_who_multiplies(monkeypatch: pytest.MonkeyPatch, metal: bool) -> None:
     monkeypatch.setattr(metal_ext, "HAS_METAL", metal)
     monkeypatch.setattr(metal_ext, "metal_capabilities", dict, raising=False)
-    assert extension_facts()["matrix_products"] == ("MLX's own" if metal else "quire's own")
+    assert extension_facts()["matrix_products"] == (
+        "quire's own of few rows, MLX's" if metal else "quire's own"
+    )
 
 
 def test_it_is_a_program_that_writes_one_line(

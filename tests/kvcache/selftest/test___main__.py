@@ -149,6 +149,14 @@ def test_rows_whose_bits_depend_on_their_number_are_counted(
     }
 
 
+def test_rows_of_quires_own_products_are_counted_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    results = run(SelfTest.EQUAL_BITS, KVBackend.SPARSE, None)
+    own = [result for result in results if result.name.startswith("quire multiplies")]
+    assert len(own) == len(results) / 2
+    assert not any(result.figures["rows_with_other_bits"] for result in own)
+
+
 def test_all_kernels_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     results = run(SelfTest.KERNELS, KVBackend.SPARSE, None)

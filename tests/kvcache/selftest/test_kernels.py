@@ -172,6 +172,16 @@ def test_this_machines_products_are_right() -> None:
     assert all(step.figures["greatest_difference"] < 1e-4 for step in results)
 
 
+def test_a_gpu_also_multiplies_by_quires_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = install(monkeypatch)
+    results = run_checks(product_checks(on_gpu=True), lambda _: None)
+    assert [step.name for step in results[7:]] == [f"quire multiplies {n}" for n in (1, 2, 8)]
+    assert all(step.passed for step in results), results[-1]
+    assert device.calls.count("multiply") == 3 + 11
+    monkeypatch.setattr(metal_ext, "multiply", lambda x, _: [mx.zeros((len(x), 512))])
+    assert run_checks(product_checks(on_gpu=True), lambda _: None)[-1].name == "quire multiplies 1"
+
+
 @pytest.mark.parametrize("step", [*PRODUCTS, *EXPERTS])
 def test_a_kernel_that_is_compiled_wrong_is_noticed(
     step: str, monkeypatch: pytest.MonkeyPatch

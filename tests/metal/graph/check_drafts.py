@@ -1,18 +1,35 @@
 """A head that drafts tokens, in the whole engine on each kind of backend: its passes compute what
 they do on the CPU, and no answer changes."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.build import build_engine, plan_engine
+from engine.machine import MachineMemory
+from engine.models.checkpoint import read_checkpoint
+from engine.models.mlx_ops import FEW_ROWS
+from engine.step.draft_check import DraftCheck
 from engine.step.loop import EngineLoop
-from kvcache.backends.choice import KVBackend
+from kvcache.backends.choice import KVBackend, KVBackendChoice
 from tests.engine.hybrid_schedules import Deepest, Foretold, NotedHead
 from tests.engine.models.hybrids import write_hybrid
-from tests.metal.graph.check_engine import HEADS, MIB, MODES, NEW_TOKENS, ROOMY, SPEC, said
+from tests.engines import Answers
+from tests.metal.graph.check_engine import (
+    CONFIGURED,
+    HEADS,
+    MIB,
+    MODES,
+    NEW_TOKENS,
+    ROOMY,
+    SPEC,
+    said,
+)
 
 SHORT = 4 * MIB  # in which the dense model gives way
 # Of the largest logit: float32 over a few layers.
@@ -46,6 +63,23 @@ def right(folder: Path) -> tuple[dict[int, list[int]], NotedHead]:
     for way in (Way(tokens), deepest := Way()):
         assert said(folder, KVBackend.POSIX, ROOMY, system=True, drafter=way)[0] == tokens
     return tokens, deepest.head
+
+
+@pytest.mark.parametrize("most", [FEW_ROWS, 3 * FEW_ROWS])
+def test_up_to_eight_rows_have_the_same_bits(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows are MLX's to multiply, here by its kernels for a CPU."""
+    monkeypatch.setattr("engine.build.compute_device", lambda _: mx.Device(mx.cpu))
+    config = replace(CONFIGURED, kv_backend="paged", kv_budget_bytes=ROOMY)
+    packed = HEADS | {"dtype": "bfloat16", "bits": 4}
+    checkpoint = read_checkpoint(write_hybrid(tmp_path, SPEC, gain=3.0, **packed))
+    choice = KVBackendChoice(KVBackend.PAGED, ())
+    plan = plan_engine(config, checkpoint, MachineMemory(8 << 30, 4 << 30, 1 << 30), choice)
+    loop = build_engine(plan, config, lambda *_: None, Answers.empty())
+    check = DraftCheck(loop._runner._model, loop._kv, SPEC.vocab_size)  # type: ignore[attr-defined]
+    assert bool(check.fault(8, most)) == (most > FEW_ROWS)
+    loop.close()
 
 
 @pytest.mark.parametrize("budget", [ROOMY, SHORT])

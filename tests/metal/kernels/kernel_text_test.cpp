@@ -29,6 +29,9 @@ TEST("a kernel is named after its types, its head_dim and its kind of rows") {
   CHECK(split.expression == "decode_split<bfloat, half, 128, 6, Rows::paged>");
   CHECK(decode_combine_kernel(Number::float32, 64).expression == "decode_combine<float, 64>");
   CHECK(gather_kernel(Number::bfloat16, Kind::dense).name == "gather_bfloat_dense");
+  const Kernel products = products_kernel(Number::bfloat16, Packing::affine4, 2);
+  CHECK(products.name == "products_bfloat_affine4_2");
+  CHECK(products.expression == "products<bfloat, Packing::affine4, 2>");
   CHECK(copy_blocks_kernel().name == "copy_blocks");
   CHECK(copy_blocks_kernel().expression.empty());
 }
@@ -70,6 +73,8 @@ TEST("the list of all kernels has every instance once") {
   CHECK(count_of(" decode_combine_", together) == 3 * 3);
   CHECK(count_of(" gather_", together) == 3 * 3);
   CHECK(count_of(" swiglu_", together) == 3);
+  CHECK(count_of(" products_", together) == 3 * 4 * 3);
+  CHECK(count_of(" gated_product_", together) == 3 * 4 * 3);
   CHECK(count_of("_blocks", together) == 2);
 }
 
