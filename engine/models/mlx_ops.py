@@ -290,10 +290,10 @@ class MlxOps:
     def _multiply_rotated(
         self, rotated: list[tuple[mx.array, Product]], product: Product
     ) -> list[mx.array]:
-        made: dict[Matrix, mx.array] = {}
+        products: dict[Matrix, mx.array] = {}
         for x, matrices in rotated:
-            made |= zip(matrices, self._products(x, matrices), strict=True)
-        return [made[matrix] for matrix in product]
+            products |= zip(matrices, self._products(x, matrices), strict=True)
+        return [products[matrix] for matrix in product]
 
     def _gated_product(self, x: mx.array, gate_up: Product, kind: Gate) -> mx.array:
         """Return what the gate of an MLP makes of x."""
