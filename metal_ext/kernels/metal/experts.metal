@@ -1,5 +1,6 @@
 // The MLPs of a mixture's experts, for pairs of a row and an expert (route.metal). Each command
-// reads the weights of an expert once for a tile of pairs.
+// reads the weights of an expert once for a tile of pairs. Outputs fill whole tiles, because they are
+// the inputs of another matrix (multiply_tile).
 #include "gate.h"
 #include "multiply.h"
 
@@ -33,7 +34,7 @@ inline void gate_tile(
   for (uint i = 0; i < R; ++i) {
     QUIRE_UNROLL
     for (uint o = 0; o < kOutputs / 2; ++o) {
-      if (lane == 0 && first + o < arguments.outputs && i < tile.count) {
+      if (lane == 0 && i < tile.count) {
         T g = static_cast<T>(sums[i * kOutputs + o]);
         T u = static_cast<T>(sums[i * kOutputs + kOutputs / 2 + o]);
         if (arguments.added != 0) {
@@ -56,6 +57,9 @@ inline void gates_of_tile(
   if (tile.count == 1) {
     gate_tile<T, packing, 1>(
         x, order, tile, gate, up, expert, gate_added, up_added, out, arguments, first, lane);
+  } else if (most > 1 && tile.count == 2) {
+    gate_tile<T, packing, 2>(
+        x, order, tile, gate, up, expert, gate_added, up_added, out, arguments, first, lane);
   } else if (most > 1) {
     gate_tile<T, packing, most>(
         x, order, tile, gate, up, expert, gate_added, up_added, out, arguments, first, lane);
@@ -63,9 +67,9 @@ inline void gates_of_tile(
 }
 
 // Writes what the gate makes of each pair's products with its expert's gate and up (gated). Runs on
-// (tiles of kGateOutputs outputs, tiles of pairs) threadgroups of kProductThreads. x is
-// [rows][inputs], out [pairs][outputs], and also has the shared expert's pairs. `most` is the
-// largest number of pairs in a tile.
+// (tiles of pairs, tiles of kGateOutputs outputs) threadgroups of kProductThreads, so that tiles of
+// one expert read the same weights one after the other. x is [rows][inputs], out [pairs][outputs],
+// and also has the shared expert's pairs. `most` is the largest number of pairs in a tile.
 template <typename T, Packing packing, uint most>
 [[kernel, max_total_threads_per_threadgroup(kProductThreads)]] void expert_gates(
     const device T* x [[buffer(0)]],
@@ -90,9 +94,9 @@ template <typename T, Packing packing, uint most>
     uint2 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  const ExpertTile tile = tiles[group.y];
-  const uint first = group.x * kGateOutputs + simdgroup * kOutputs / 2;
-  if (tile.count == 0 || first >= arguments.outputs) {
+  const ExpertTile tile = tiles[group.x];
+  const uint first = group.y * kGateOutputs + simdgroup * kOutputs / 2;
+  if (tile.count == 0) {
     return;
   }
   const Matrix<T> gates = {gate_codes, gate_scales, gate_biases};
@@ -126,7 +130,7 @@ inline void down_tile(
   for (uint i = 0; i < R; ++i) {
     QUIRE_UNROLL
     for (uint o = 0; o < kOutputs; ++o) {
-      if (lane == 0 && first + o < arguments.outputs && i < tile.count) {
+      if (lane == 0 && i < tile.count) {
         float y = sums[i * kOutputs + o];
         if (arguments.added != 0) {
           y += float(added[expert + first + o]);
@@ -144,14 +148,15 @@ inline void downs_of_tile(
     uint lane) {
   if (tile.count == 1) {
     down_tile<T, packing, 1>(x, order, tile, down, expert, added, out, arguments, first, lane);
+  } else if (most > 1 && tile.count == 2) {
+    down_tile<T, packing, 2>(x, order, tile, down, expert, added, out, arguments, first, lane);
   } else if (most > 1) {
     down_tile<T, packing, most>(x, order, tile, down, expert, added, out, arguments, first, lane);
   }
 }
 
 // Writes each pair's product with its expert's down-projection. x is the output of expert_gates,
-// out is [pairs][outputs]. Runs like
-// expert_gates, on tiles of kProductOutputs outputs.
+// out is [pairs][outputs]. Runs like expert_gates, on tiles of kProductOutputs outputs.
 template <typename T, Packing packing, uint most>
 [[kernel, max_total_threads_per_threadgroup(kProductThreads)]] void expert_downs(
     const device T* x [[buffer(0)]],
@@ -169,9 +174,9 @@ template <typename T, Packing packing, uint most>
     uint2 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  const ExpertTile tile = tiles[group.y];
-  const uint first = group.x * kProductOutputs + simdgroup * kOutputs;
-  if (tile.count == 0 || first >= arguments.outputs) {
+  const ExpertTile tile = tiles[group.x];
+  const uint first = group.y * kProductOutputs + simdgroup * kOutputs;
+  if (tile.count == 0) {
     return;
   }
   const Matrix<T> stack = {codes, scales, biases};
@@ -199,9 +204,6 @@ template <typename T>
     uint2 at [[thread_position_in_grid]]) {
   const uint element = at.x * 4;
   const uint hidden = arguments.hidden;
-  if (element >= hidden || at.y >= arguments.rows) {
-    return;
-  }
   float4 sum = float4(0.0f);
   for (uint c = 0; c < arguments.chosen; ++c) {
     const uint pair = at.y * arguments.chosen + c;

@@ -23,8 +23,7 @@ template <typename T>
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
   threadgroup uint keys[kMaxPairs];  // expert * kMaxPairs + number of the pair
-  threadgroup uint ranks[kMaxPairs];
-  threadgroup uint counts[kMaxPairs];  // the tile's pairs, at the first of them; else 0
+  threadgroup uint begun[kRouteThreads];  // number of tiles that begin at a thread's pairs
   const uint experts = arguments.experts;
   const uint chosen = arguments.chosen;
 
@@ -76,45 +75,79 @@ template <typename T>
       }
     }
     if (lane < chosen) {
-      weights[row * chosen + lane] = arguments.normalised != 0 ? share / sum : share;
+      share = arguments.normalised != 0 ? share / sum : share;
+      weights[row * chosen + lane] = total != total ? total : share;  // of NaN logits
     }
+  }
+
+  // Sorts them in a bitonic network, behind which there are keys of no pair.
+  const uint pairs = arguments.rows * chosen;
+  uint padded = 2;
+  while (padded < pairs) {
+    padded *= 2;
+  }
+  for (uint at = pairs + thread_index; at < padded; at += kRouteThreads) {
+    keys[at] = ~0u;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-
-  const uint pairs = arguments.rows * chosen;
-  for (uint pair = thread_index; pair < pairs; pair += kRouteThreads) {
-    const uint key = keys[pair];
-    uint rank = 0;
-    uint before = 0;  // earlier pairs with the same expert
-    uint all = 0;
-    for (uint other = 0; other < pairs; ++other) {
-      const bool is_before = keys[other] < key;
-      const bool is_same = keys[other] / kMaxPairs == key / kMaxPairs;
-      rank += is_before ? 1 : 0;
-      before += is_before && is_same ? 1 : 0;
-      all += is_same ? 1 : 0;
+  for (uint run = 2; run <= padded; run *= 2) {
+    for (uint apart = run / 2; apart > 0; apart /= 2) {
+      for (uint i = thread_index; i < padded / 2; i += kRouteThreads) {
+        const uint at = 2 * i - (i & (apart - 1));
+        const uint low = min(keys[at], keys[at + apart]);
+        const uint high = max(keys[at], keys[at + apart]);
+        const bool ascends = (at & run) == 0;
+        keys[at] = ascends ? low : high;
+        keys[at + apart] = ascends ? high : low;
+      }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    order[rank] = pair;
-    ranks[pair] = rank;
-    counts[pair] = before % kTileRows == 0 ? min(all - before, uint(kTileRows)) : 0;
   }
+
+  // A thread takes up to kOwn pairs that follow each other.
+  constexpr uint kOwn = kMaxPairs / kRouteThreads;
+  const uint own = (pairs + kRouteThreads - 1) / kRouteThreads;
+  const uint first_own = thread_index * own;
+  bool begins[kOwn];  // whether a tile begins at the pair
+  uint count = 0;
+  QUIRE_UNROLL
+  for (uint i = 0; i < kOwn; ++i) {
+    const uint at = first_own + i;
+    begins[i] = false;
+    if (i < own && at < pairs) {
+      order[at] = keys[at] % kMaxPairs;
+      const uint least = keys[at] / kMaxPairs * kMaxPairs;  // of the expert's keys
+      uint first = 0;                                       // place of the expert's first pair
+      for (uint step = padded / 2; step > 0; step /= 2) {
+        first += keys[first + step - 1] < least ? step : 0;
+      }
+      begins[i] = (at - first) % kTileRows == 0;
+      count += begins[i] ? 1 : 0;
+    }
+  }
+  begun[thread_index] = count;
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
   const uint shared_pairs = arguments.shared != 0 ? arguments.rows : 0;
   const uint shared_tiles = (shared_pairs + kTileRows - 1) / kTileRows;
+  uint tile = shared_tiles;
   uint used = shared_tiles;
-  for (uint other = 0; other < pairs; ++other) {
-    used += counts[other] != 0 ? 1 : 0;
+  for (uint other = 0; other * own < pairs; ++other) {
+    tile += other < thread_index ? begun[other] : 0;
+    used += begun[other];
   }
-  for (uint pair = thread_index; pair < pairs; pair += kRouteThreads) {
-    if (counts[pair] == 0) {
-      continue;
+  QUIRE_UNROLL
+  for (uint i = 0; i < kOwn; ++i) {
+    const uint first = first_own + i;
+    if (begins[i]) {
+      const uint expert = keys[first] / kMaxPairs;
+      uint end = first + 1;
+      while (end < min(first + kTileRows, pairs) && keys[end] / kMaxPairs == expert) {
+        ++end;
+      }
+      tiles[tile] = {expert, first, end - first, 0};
+      ++tile;
     }
-    uint tile = shared_tiles;
-    for (uint other = 0; other < pairs; ++other) {
-      tile += counts[other] != 0 && keys[other] < keys[pair] ? 1 : 0;
-    }
-    tiles[tile] = {keys[pair] / kMaxPairs, ranks[pair], counts[pair], 0};
   }
   for (uint pair = thread_index; pair < shared_pairs; pair += kRouteThreads) {
     order[pairs + pair] = pairs + pair;

@@ -8,10 +8,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.metal.kernels.check_swiglu import right as gated
 from tests.metal.kernels.device import PRODUCT, Device, struct
 from tests.metal.kernels.formats import FORMATS, Floats, Format, Stored
 from tests.metal.kernels.memory import exact_copy
+from tests.metal.kernels.reference import gated
 
 THREADS, OUTPUTS, GATE_OUTPUTS, MATRICES = 64, 8, 4, 4
 ROUNDING = {"float": 0.0, "half": 2.0**-11, "bfloat": 2.0**-8}

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from tests.metal.kernels.device import SWIGLU, SWIGLU_NUMBERS, Device, struct
-from tests.metal.kernels.formats import FORMATS, Floats, Stored
+from tests.metal.kernels.formats import FORMATS, Stored
 from tests.metal.kernels.memory import exact_copy
+from tests.metal.kernels.reference import gated
 
 # Half a unit in the last place, of the result; and float32's arithmetic before it.
 ROUNDING = {"float": 4e-7, "half": 2.0**-11 + 4e-7, "bfloat": 2.0**-8 + 4e-7}
@@ -27,19 +28,6 @@ def run(device: Device, name: str, gate: Stored, up: Stored, kind: int = 0) -> S
     return out[: gate.size]
 
 
-def right(gate: Floats, up: Floats, kind: int) -> Floats:
-    """In float64."""
-    if kind == 1:
-        half = (2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3)
-        gated: Floats = gate / (1.0 + np.exp(-2.0 * half)) * up  # gate / 2 * (1 + tanh(half)) * up
-    elif kind == 2:
-        gate = np.minimum(gate, 7.0)
-        gated = gate / (1.0 + np.exp(-1.702 * gate)) * (np.clip(up, -7.0, 7.0) + 1.0)
-    else:
-        gated = gate / (1.0 + np.exp(-gate)) * up
-    return gated
-
-
 @pytest.mark.small
 @pytest.mark.parametrize("elements", ELEMENTS)
 @pytest.mark.parametrize("name", FORMATS)
@@ -47,7 +35,7 @@ def right(gate: Floats, up: Floats, kind: int) -> Floats:
 def test_it_is_rounded_once(device: Device, name: str, elements: int, kind: int) -> None:
     number, random = FORMATS[name], np.random.default_rng(elements)
     gate, up = (number.encode(random.normal(size=elements) * 4) for _ in range(2))
-    wanted = right(number.decode(gate), number.decode(up), kind)
+    wanted = gated(number.decode(gate), number.decode(up), kind)
     found = number.decode(run(device, name, gate, up, kind))
     # Other gates round what the exponential is taken of, which may be far from 0.
     rounding = ROUNDING[name] + (2e-5 if kind else 0.0)

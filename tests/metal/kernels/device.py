@@ -59,10 +59,27 @@ DELTA = np.dtype(
         *(("segments", "u4"), ("eps", "f4"), ("rows", "u4")),
     ]
 )
+ROUTE = np.dtype(
+    [
+        *(("rows", "u4"), ("experts", "u4"), ("chosen", "u4")),
+        *(("normalised", "u4"), ("shared", "u4"), ("tiles", "u4")),
+    ]
+)
+EXPERT_TILE = np.dtype([("expert", "u4"), ("first", "u4"), ("count", "u4"), ("unused", "u4")])
+EXPERTS = np.dtype(
+    [
+        *(("inputs", "u4"), ("outputs", "u4"), ("stride", "u4"), ("experts", "u4")),
+        *(("pairs", "u4"), ("chosen", "u4"), ("group_shift", "u4"), ("added", "u4")),
+        *(("gate", "u4"), ("unused", "u4")),
+    ]
+)
+MIX = np.dtype([("hidden", "u4"), ("rows", "u4"), ("chosen", "u4"), ("shared", "u4")])
 SPLIT_TOKENS, SHORT_SPLIT_TOKENS, SHORT_ROW_TOKENS = 256, 128, 2048
 MOST_TILE_HEADS = 8
 SWIGLU_NUMBERS = 4
 DECODE_THREADS = 256
+PRODUCT_THREADS, PRODUCT_OUTPUTS, GATE_OUTPUTS = 64, 8, 4
+ROUTE_THREADS, TILE_ROWS, MAX_PAIRS = 256, 4, 1024
 
 Buffer = NDArray[Any] | int
 Grid = Sequence[int]

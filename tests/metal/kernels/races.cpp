@@ -116,6 +116,41 @@ void swiglu() {
       {{250, 1, 1}, {64, 1, 1}, true});
 }
 
+// Of 40 rows, which have more pairs than route has threads.
+void mixture() {
+  constexpr uint32_t kRows = 40, kExperts = 16, kChosen = 8, kInner = 32, kHidden = 64;
+  constexpr uint32_t kPairs = kRows * (kChosen + 1);
+  constexpr uint32_t kTiles = (kRows * kChosen + 3 * kExperts) / 4 + 10;
+  Numbers logits(kRows * kExperts);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    logits[i] = static_cast<uint16_t>(0x3c00 + i * 37 % 256);
+  }
+  std::vector<float> weights(kRows * kChosen);
+  std::vector<uint32_t> order(kPairs);
+  std::vector<ExpertTile> tiles(kTiles);
+  RouteArguments route{kRows, kExperts, kChosen, 1, 1, kTiles};
+  run("route_bfloat", {logits.data(), weights.data(), order.data(), tiles.data(), &route},
+      {{1, 1, 1}, {kRouteThreads, 1, 1}});
+  Numbers x(kRows * kHidden, 0x3c00);
+  Numbers m(kExperts * kInner * kHidden, 0x3c00);  // any matrix, its scales and biases
+  Numbers inner(kPairs * kInner);
+  std::vector<float> products(kPairs * kHidden);
+  Numbers out(x.size());
+  void* const w = m.data();
+  ExpertArguments gates{kHidden, kInner, kInner, kExperts, kRows * kChosen, kChosen, 5, 1, 0, 0};
+  run("expert_gates_bfloat_affine4_4",
+      {x.data(), order.data(), tiles.data(), w, w, w, w, w, w, w, w, w, w, w, w, w, w,
+       inner.data(), &gates},
+      {{kTiles, kInner / kGateOutputs, 1}, {kProductThreads, 1, 1}});
+  ExpertArguments downs{kInner, kHidden, kHidden, kExperts, kRows * kChosen, kChosen, 5, 1, 0, 0};
+  run("expert_downs_bfloat_affine4_4",
+      {inner.data(), order.data(), tiles.data(), w, w, w, w, w, w, w, products.data(), &downs},
+      {{kTiles, kHidden / kProductOutputs, 1}, {kProductThreads, 1, 1}});
+  MixArguments mix{kHidden, kRows, kChosen, 1};
+  run("mix_bfloat", {products.data(), weights.data(), w, x.data(), out.data(), &mix},
+      {{kHidden / 4, kRows, 1}, {16, 4, 1}, true});
+}
+
 void blocks() {
   std::vector<uint64_t> source(4 * 128);
   std::vector<uint64_t> target(4 * 128);
@@ -134,6 +169,7 @@ int main() {
     write(kind);
   }
   swiglu();
+  mixture();
   blocks();
   std::puts("every kernel has run under ThreadSanitizer");
   return 0;

@@ -51,3 +51,16 @@ def rotated(rows: Floats, turned: Floats) -> Floats:
     low, high = np.split(rows, 2, axis=-1)
     cosine, sine = np.cos(turned)[:, None], np.sin(turned)[:, None]
     return np.concatenate([low * cosine - high * sine, low * sine + high * cosine], axis=-1)
+
+
+def gated(gate: Floats, up: Floats, kind: int) -> Floats:
+    """What the gate of that number (arguments.h) makes of up."""
+    if kind == 1:
+        half = (2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+        mlp: Floats = gate / (1.0 + np.exp(-2.0 * half)) * up  # gate / 2 * (1 + tanh(half)) * up
+    elif kind == 2:
+        gate = np.minimum(gate, 7.0)
+        mlp = gate / (1.0 + np.exp(-1.702 * gate)) * (np.clip(up, -7.0, 7.0) + 1.0)
+    else:
+        mlp = gate / (1.0 + np.exp(-gate)) * up
+    return mlp
