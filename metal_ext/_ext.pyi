@@ -414,6 +414,30 @@ class StoredMatrix:
     def dtype(self) -> mx.Dtype | None:
         """The dtype of activations in products; None if any float will do."""
 
+class Mixture:
+    """The weights of a mixture's experts, as ``mixture`` computes them."""
+
+    def __init__(
+        self,
+        gate_up: Sequence[StoredMatrix],
+        down: StoredMatrix,
+        shared: Sequence[StoredMatrix],
+        *,
+        chosen: int,
+        normalised: bool,
+        kind: str = "silu",
+    ) -> None:
+        """``gate_up`` has the stacks of gate and up, or one whose experts have both. ``shared`` has
+        the shared expert's gate, up and down, or nothing. ``chosen`` experts, 32 at most, compute a
+        row. If ``normalised``, their weights add up to 1. Raises ValueError for sizes that do not
+        fit, over 512 experts, gate and up of two formats, and a shared expert of another format or
+        size than the others, or with biases; IndexError for ``chosen``."""
+    @property
+    def dtype(self) -> mx.Dtype | None:
+        """The dtype of activations; None if any float will do."""
+    @property
+    def has_shared(self) -> bool: ...
+
 class RopeTable:
     """The rotation of queries and keys by their positions (RoPE)."""
 
@@ -753,6 +777,21 @@ def multiply_gated(
 ) -> mx.array:
     """Returns ``swiglu`` of x's products with two matrices, in one command if both have the same
     format and no bias. Otherwise like ``multiply``."""
+
+def mixture(
+    x: mx.array,
+    residual: mx.array,
+    logits: mx.array,
+    mixture: Mixture,
+    shared_gate: mx.array | None = None,
+) -> mx.array:
+    """Returns ``residual`` plus the chosen experts' outputs by weight, and the shared expert's by
+    ``sigmoid(shared_gate)``, in four commands. x and ``residual`` are ``[rows, hidden]``. The
+    softmax of ``logits [rows, experts]``, rounded to its dtype, gives the weights; of equal experts
+    the one with the lower number is chosen. ``shared_gate`` is ``[rows, 1]``. An expert's weights
+    are read once for four rows. A row's bits do not depend on the number of rows. Raises ValueError
+    for other shapes and dtypes, IndexError if rows times ``chosen`` exceed 1024. Evaluation on a CPU
+    raises RuntimeError."""
 
 def step_end(arrays: list[mx.array], rows: MetalRows, kv_backend: MetalKVBackend) -> mx.array:
     """Returns the end of a step, an array ``[1]`` uint64 with the epoch. Evaluating it signals the

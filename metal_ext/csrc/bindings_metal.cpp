@@ -194,6 +194,15 @@ void bind_operations(nb::module_& m) {
            "bias"_a.none() = nb::none(), nb::kw_only(), "bits"_a = 0, "group_size"_a = 0,
            "mode"_a = "affine")
       .def_prop_ro("dtype", held(&ops::StoredMatrix::type));
+  using Matrices = std::vector<std::shared_ptr<ops::StoredMatrix>>;
+  nb::class_<Handle<ops::Mixture>>(m, "Mixture")
+      .def("__init__",
+           &construct<ops::Mixture, Matrices, std::shared_ptr<ops::StoredMatrix>, Matrices, int64_t,
+                      bool, std::string>,
+           "gate_up"_a, "down"_a, "shared"_a, nb::kw_only(), "chosen"_a, "normalised"_a,
+           "kind"_a = "silu")
+      .def_prop_ro("dtype", held(&ops::Mixture::its_type))
+      .def_prop_ro("has_shared", held(&ops::Mixture::has_shared));
   namespace device = ops::device;
   m.def("append", &device::append, "token"_a, "keys"_a, "values"_a, "rows"_a, "layer"_a,
         "workers"_a);
@@ -211,6 +220,8 @@ void bind_operations(nb::module_& m) {
   m.def("multiply", &device::multiply, "x"_a, "matrices"_a, "residual"_a.none() = nb::none());
   m.def("multiply_gated", &device::multiply_gated, "x"_a, "gate"_a, "up"_a, nb::kw_only(),
         "kind"_a = "silu");
+  m.def("mixture", &device::mixture, "x"_a, "residual"_a, "logits"_a, "mixture"_a,
+        "shared_gate"_a.none() = nb::none());
   m.def("step_end", &device::step_end, "arrays"_a, "rows"_a, "kv_backend"_a);
 }
 

@@ -12,6 +12,7 @@
 #include "mlx/array.h"
 #include "mlx/dtype.h"
 #include "ops/gated_delta.h"
+#include "ops/metal/mixture.h"
 #include "ops/metal/rows.h"
 #include "ops/metal/stored_matrix.h"
 #include "ops/ops.h"
@@ -62,6 +63,10 @@ std::vector<mx::array> multiply(
 
 mx::array multiply_gated(
     const mx::array& x, const Stored& gate, const Stored& up, const std::string& kind);
+
+mx::array mixture(
+    const mx::array& x, const mx::array& residual, const mx::array& logits,
+    const std::shared_ptr<Mixture>& mixture, const std::optional<mx::array>& shared_gate);
 
 mx::array step_end(
     const std::vector<mx::array>& arrays, const DeviceRows& rows, const DeviceMemory& kv_backend);
