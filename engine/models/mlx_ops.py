@@ -1,7 +1,8 @@
 """A model's operations on a GPU, with MLX's kernels and quire's own (metal_ext/kernels/metal)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ from engine.models.forward import (
 from engine.models.spec import Attention, Experts, Gate, GatedDeltaNet, ModelSpec
 from engine.models.stored import Rotation, StoredMatrix, StoredWeights
 from engine.models.tensors import (
+    AnyMatrix,
     AttentionTensors,
     DeltaTensors,
     DenseTensors,
@@ -34,11 +36,19 @@ LEAST_SORTED_PAIRS = 64
 # The most rows that quire's own kernels multiply, as MLX's tiles of rows are faster for more. With
 # more rows, a row's bits may depend on the others.
 FEW_ROWS = 8
+# The most pairs of a token and an expert that quire's own kernels sort (kMaxPairs), and how many
+# for each expert make MLX multiply tiles of them, which is faster then (its quantized.cpp).
+MOST_PAIRS, LEAST_PAIRS_PER_EXPERT = 1024, 4
 # Less than 65504, because bfloat16 rounds the numbers of which K and V are made.
 LARGEST_FLOAT16 = 60000
 
 GateFunction = Callable[[mx.array, mx.array], mx.array]
 """A function that computes ``silu(gates) * up``, or what another gate makes of them."""
+
+
+def has_few_pairs(spec: Experts, tokens: int) -> bool:
+    """Return whether quire's own kernels compute a mixture of so many tokens."""
+    return tokens * spec.chosen < min(MOST_PAIRS, LEAST_PAIRS_PER_EXPERT * spec.experts)
 
 
 def route(logits: mx.array, spec: Experts) -> tuple[mx.array, mx.array]:
@@ -134,6 +144,7 @@ class MlxOps:
                 delta = gated_delta(layer.mixer, spec.norm_eps, at.mixer, self._vectors)
                 self._deltas.append(delta)
         self._on_metal: dict[str, metal_ext.StoredMatrix] = {}
+        self._mixtures: dict[str, metal_ext.Mixture | None] = {}
         self.weights = [array for matrix in self._matrices.values() for array in matrix.arrays()]
         self.weights += self._vectors.values()
         self.weights += [each.signs for each in dict.fromkeys(self._rotations.values())]
@@ -146,7 +157,31 @@ class MlxOps:
         if metal_ext.HAS_METAL:
             kept = ((name, matrix.on_metal()) for name, matrix in self._matrices.items())
             self._on_metal = {name: matrix for name, matrix in kept if matrix is not None}
+            mlps = [(layer.mlp, at.mlp) for layer, at in self._layers]
+            for spec, tensors in mlps:
+                if isinstance(spec, Experts) and isinstance(tensors, MixtureTensors):
+                    self._mixtures[tensors.down.name] = self._mixture_on_metal(spec, tensors)
         self._matrices = {name: matrix.uncounted() for name, matrix in self._matrices.items()}
+
+    def _mixture_on_metal(
+        self, spec: Experts, tensors: MixtureTensors
+    ) -> "metal_ext.Mixture | None":
+        """Return the experts for quire's own kernels, with the shared expert if its format is that
+        of the others, or None if no kernel has their format."""
+        dense = tensors.shared
+        parts = () if dense is None else (*dense.gate_up, dense.down)
+        stacks = self._all_on_metal((*tensors.gate_up, tensors.down))
+        for shared in (self._all_on_metal(parts), []) if stacks else ():
+            with suppress(ValueError):
+                return metal_ext.Mixture(
+                    stacks[:-1], stacks[-1], shared,
+                    chosen=spec.chosen, normalised=spec.normalised, kind=spec.gate.value,
+                )  # fmt: skip
+        return None
+
+    def _all_on_metal(self, matrices: Sequence[AnyMatrix]) -> "list[metal_ext.StoredMatrix]":
+        own = [self._on_metal[each.name] for each in matrices if each.name in self._on_metal]
+        return own if len(own) == len(matrices) else []
 
     def embed(self, token_ids: mx.array) -> mx.array:
         rotation = self._rotations.get(self._tensors.embedding.name)
@@ -196,7 +231,7 @@ class MlxOps:
         normed = self._normed(x, tensors.mlp_norm)
         if isinstance(layer.mlp, Experts):
             assert isinstance(tensors.mlp, MixtureTensors)
-            return x + self._mixture(normed, layer.mlp, tensors.mlp)
+            return self._add_mixture(x, normed, layer.mlp, tensors.mlp)
         assert isinstance(tensors.mlp, DenseTensors)
         gated = self._gated_product(normed, tensors.mlp.gate_up, layer.mlp.gate)
         return self._add_product(x, gated, (tensors.mlp.down,), tensors.mlp_post_norm)
@@ -251,16 +286,32 @@ class MlxOps:
         assert self._tensors.draft is not None
         return self._normed(x, self._tensors.draft.norm)
 
-    def _mixture(self, x: mx.array, spec: Experts, tensors: MixtureTensors) -> mx.array:
+    def _add_mixture(
+        self, residual: mx.array, x: mx.array, spec: Experts, tensors: MixtureTensors
+    ) -> mx.array:
         logits, *shared_gate = self._multiply_each(x, tensors.router)
+        own = self._own_mixture(x, spec, tensors)
+        if tensors.shared is not None and not (own and own.has_shared):
+            gated = self._gated_product(x, tensors.shared.gate_up, Gate.SILU)
+            shared = self._multiply(gated, tensors.shared.down)
+            residual = residual + mx.sigmoid(shared_gate.pop()) * shared
+        if own:
+            return metal_ext.mixture(x, residual, logits, own, *shared_gate)
         experts, weights = route(logits, spec)
         gate_up = [self._matrices[stack.name] for stack in tensors.gate_up]
         down = self._matrices[tensors.down.name]
-        mixed = mix(x, experts, weights, gate_up, down, partial(_gated, spec.gate))
-        if tensors.shared is None:
-            return mixed
-        gated = self._gated_product(x, tensors.shared.gate_up, Gate.SILU)
-        return mixed + mx.sigmoid(shared_gate[0]) * self._multiply(gated, tensors.shared.down)
+        return residual + mix(x, experts, weights, gate_up, down, partial(_gated, spec.gate))
+
+    def _own_mixture(
+        self, x: mx.array, spec: Experts, tensors: MixtureTensors
+    ) -> "metal_ext.Mixture | None":
+        """Return the experts for quire's own kernels, or None where MLX has to multiply."""
+        own = self._mixtures.get(tensors.down.name)
+        return (
+            own
+            if own and has_few_pairs(spec, len(x)) and (own.dtype or x.dtype) == x.dtype
+            else None
+        )
 
     def _normed(self, x: mx.array, norm: Vector) -> mx.array:
         return mx.fast.rms_norm(x, self._vectors[norm.name], self._eps)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from engine.models.mlx_ops import FEW_ROWS, LEAST_SORTED_PAIRS
+from engine.models.mlx_ops import FEW_ROWS, LEAST_PAIRS_PER_EXPERT, has_few_pairs
 from engine.models.spec import Attention, Experts, LayerSpec, ModelSpec
 from engine.models.tensors import AttentionTensors, model_tensors
 from engine.planning.devices import Device
@@ -19,8 +19,6 @@ TILE_HEADS = 8
 # Parts of the rate at which weights are read. K and V: other kernels reach 0.81 to 0.87 (mlx#4077).
 # Experts: 542 of 655 GB/s for four tokens on an M3 Ultra (mlx#4509).
 KV_READ_SHARE, EXPERT_READ_SHARE = 0.85, 0.83
-# MLX multiplies tiles if tokens and experts form this many pairs per expert (its quantized.cpp).
-LEAST_PAIRS_PER_EXPERT = 4
 ATTENTION_SHARE = 0.55  # of the operations: an estimate, for a prompt
 # A prompt's token in a recurrent layer: 3.93 ms for 2048 of them, M3 Ultra (Rapid-MLX#2144).
 RECURRENCE_S = 1.9e-6
@@ -30,11 +28,12 @@ BESIDE_SHARE = 0.4
 # tests/metal/graph counts them in a step's graph.
 ENDS = 10, 0  # embedding, final norm, head, sampling, and what ends a step
 ROTATION = 4, 0  # of an input that several matrices may share
-MIXTURE, SORTED_PAIRS = (16, 5), (4, 2)
 # With up to FEW_ROWS rows, whose products share commands, and with more. Models with rotated inputs
 # are packed in 2 bits, which MLX multiplies with few rows as well.
 ATTENTION, OUTPUT_GATE, QKV_BIAS = ((6, 0), (7, 2)), ((1, 2), (1, 2)), ((0, 0), (1, 2))
-DELTA_NET, DENSE, SHARED_EXPERT = ((5, 0), (6, 3)), ((3, 0), (5, 1)), ((2, 3), (2, 6))
+DELTA_NET, DENSE = ((6, 0), (7, 3)), ((3, 0), (5, 1))
+MIXTURE = 6, 0  # by quire's own kernels, with or without a shared expert
+MANY_PAIRS, SHARED_EXPERT = (20, 7), (2, 6)  # by MLX's
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +154,9 @@ def _commands(layer: LayerSpec, tokens: int, own: bool) -> Iterator[tuple[int, i
         yield from [OUTPUT_GATE[many]] * mixer.output_gate + [QKV_BIAS[many]] * mixer.qkv_bias
     else:
         yield DELTA_NET[many]
-    if isinstance(mlp, Experts):
-        yield from [MIXTURE, *[SHARED_EXPERT[many]] * (mlp.shared_inner_size is not None)]
-        yield from [SORTED_PAIRS] * (tokens * mlp.chosen >= LEAST_SORTED_PAIRS)
+    if isinstance(mlp, Experts) and has_few_pairs(mlp, tokens):
+        yield MIXTURE
+    elif isinstance(mlp, Experts):
+        yield from [MANY_PAIRS, *[SHARED_EXPERT] * (mlp.shared_inner_size is not None)]
     else:
         yield DENSE[many]

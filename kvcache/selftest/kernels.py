@@ -57,6 +57,8 @@ DRAFTED_ROWS, MANY_OUTPUTS = range(2, 10), 8192
 # and enough for the kernel that reads an expert's weights once for all of its pairs.
 EXPERTS = (16, 256, 512)
 PAIRS = (8, 128)
+# The numbers of rows of a mixture, in which 9 rows share experts, and of experts for each row.
+MIXED_ROWS, CHOSEN = (1, 9), 6
 # The allowed error, as a share of the greatest result. A GPU rounds inputs and results to 8 bits,
 # but not sums. On a CPU, MLX computes in float32.
 PRODUCT_TOLERANCE = 0.02
@@ -321,8 +323,10 @@ def product_checks(*, on_gpu: bool = False) -> list[NamedCheck]:
     for pairs in PAIRS:
         checks.append((f"experts {pairs}", partial(_choose, pairs)))
         checks.append((f"experts {pairs} in order", partial(_choose, pairs, in_order=True)))
-    own = OWN_ROWS if on_gpu else ()
-    return checks + [(f"quire multiplies {n}", partial(_multiply, n, own=True)) for n in own]
+    if on_gpu:
+        checks += [(f"quire multiplies {n}", partial(_multiply, n, own=True)) for n in OWN_ROWS]
+        checks += [(f"quire mixes {n}", partial(_mix, n)) for n in MIXED_ROWS]
+    return checks
 
 
 def equal_bits_checks(*, on_gpu: bool = False) -> list[NamedCheck]:
@@ -369,6 +373,31 @@ def _choose(pairs: int, *, in_order: bool = False) -> Result:
     )  # fmt: skip
     plain, rows = _unpacked(*weights), _numbers(inputs)
     return _judged(got, np.stack([x @ plain[e].T for x, e in zip(rows, experts, strict=True)]))
+
+
+def _mix(rows: int) -> Result:
+    """Compute a mixture by quire's own kernels."""
+    random, (experts, inner, hidden) = np.random.default_rng(rows), EXPERTS
+    x, residual = (_drawn(random, rows, hidden) for _ in range(2))
+    shapes = ((inner, hidden), (inner, hidden), (hidden, inner))
+    # Products of about 1, whose gates are neither shut nor open.
+    stacks = [
+        mx.quantize(_drawn(random, experts, *shape) * shape[1] ** -0.5, group_size=GROUP, bits=BITS)
+        for shape in shapes
+    ]
+    mx.eval(stacks)
+    *gate_up, down = (metal_ext.StoredMatrix(*s, bits=BITS, group_size=GROUP) for s in stacks)
+    mixture = metal_ext.Mixture(gate_up, down, [], chosen=CHOSEN, normalised=True)
+    logits = np.stack([random.permutation(experts) for _ in range(rows)]) / 4
+    got = metal_ext.mixture(x, residual, mx.array(logits).astype(x.dtype), mixture)
+    plain, want = [_unpacked(*stack) for stack in stacks], _numbers(residual)
+    for number, (row, powers) in enumerate(zip(_numbers(x), np.exp(logits), strict=True)):
+        best = np.argsort(-powers)[:CHOSEN]
+        for expert in best:
+            gate, up, out = (stack[expert] for stack in plain)
+            gated = gate @ row / (1 + np.exp(-gate @ row)) * (up @ row)
+            want[number] += powers[expert] / powers[best].sum() * (out @ gated)
+    return _judged(got, want)
 
 
 def _drawn(random: np.random.Generator, *shape: int) -> mx.array:

@@ -37,7 +37,7 @@ from kvcache.backends.faults import FaultMemory, GPUFailure
 from kvcache.layout import LayoutError
 from tests.engine.hybrid_schedules import Foretold, NotedHead
 from tests.engine.models.forwards import prompt as random_prompt
-from tests.engine.models.hybrids import write_hybrid
+from tests.engine.models.hybrids import QWEN3_5_MOE, write_hybrid
 from tests.engine.models.test_forward import LLAMA3, YARN
 from tests.engines import CONFIG, Answers, Scripted, every_third, greedy, run_dry, started, steps
 from tests.families import GEMMA2, GEMMA3, GPT_OSS
@@ -174,6 +174,21 @@ def test_states_of_recurrent_layers_are_kept_and_shared_as_on_a_cpu(
     assert slots is not None
     assert made.slots.slot_bytes == slots.slot_bytes
     loop._kv.release_idle_memory()  # which gives no slot back
+    loop.close()
+
+
+@pytest.mark.parametrize("shared", [64, 128], ids=["as large as the others", "larger"])
+@pytest.mark.parametrize("bits", [3, 4])
+def test_a_mixture_of_few_tokens_is_one_operation(
+    device: Device, tmp_path: Path, shared: int, bits: int
+) -> None:
+    """If there are kernels for the experts' format."""
+    fields = QWEN3_5_MOE | DELTA_DIMS | {"shared_expert_intermediate_size": shared}
+    folder = write_hybrid(tmp_path, gain=3.0, bits=bits, group_size=64, **fields)
+    answers = Answers.empty()
+    loop = metal_loop(folder, KVBackend.SPARSE, answers)
+    check_answers(loop, answers, folder, {1: list(range(7)), 2: list(range(100)), 3: [9] * 3})
+    assert ("mixture" in device.calls) == (bits == 4)
     loop.close()
 
 

@@ -7,7 +7,7 @@ with wrong bytes is a MistakeError here.
 
 import errno
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -77,6 +77,13 @@ class StoredMatrix:
         numbers = self.weight if self.scales is None else self.scales
         return None if numbers.dtype == mx.uint8 else numbers.dtype
 
+    def of(self, expert: int) -> "StoredMatrix":
+        def own(part: mx.array | None) -> mx.array | None:
+            return None if part is None else part[expert]
+
+        scales, biases, bias = map(own, (self.scales, self.biases, self.bias))
+        return replace(self, weight=self.weight[expert], scales=scales, biases=biases, bias=bias)
+
     def product(self, x: mx.array) -> mx.array:
         """Row by row: other rows change no bits."""
         rows = mx.split(x, len(x))
@@ -87,6 +94,24 @@ class StoredMatrix:
             parts = (self.weight, self.scales, self.biases)
             made = [mx.quantized_matmul(row, *parts, *how) for row in rows]
         return mx.concatenate(made) + (0 if self.bias is None else self.bias)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    gate_up: list[StoredMatrix]
+    down: StoredMatrix
+    shared: list[StoredMatrix]
+    chosen: int
+    normalised: bool
+    kind: str = "silu"
+
+    def __post_init__(self) -> None:
+        widths = {(each.bits, each.weight.shape[-1]) for each in (*self.gate_up, *self.shared[:2])}
+        if len(widths) > 1 or any(each.bits != self.down.bits for each in self.shared[2:]):
+            raise ValueError("no Metal kernel computes this mixture")
+
+    dtype = property(lambda self: self.down.dtype)
+    has_shared = property(lambda self: bool(self.shared))
 
 
 class Heap:
@@ -623,6 +648,38 @@ class Operations:
         self.device.calls.append("multiply_gated")
         return self.swiglu(gate.product(x), up.product(x), kind=kind)
 
+    def mixture(
+        self,
+        x: mx.array,
+        residual: mx.array,
+        logits: mx.array,
+        mixture: Mixture,
+        shared_gate: mx.array | None = None,
+    ) -> mx.array:
+        self.device.calls.append("mixture")
+        assert (shared_gate is not None) == mixture.has_shared
+        shares = mx.softmax(logits, axis=-1, precise=True)
+
+        def mlp(row: mx.array, *matrices: StoredMatrix) -> mx.array:
+            both = mx.concatenate([each.product(row) for each in matrices[:-1]], axis=-1)
+            gated = self.swiglu(*mx.split(both, 2, axis=-1), kind=mixture.kind)
+            return matrices[-1].product(gated)
+
+        rows = []
+        for number in range(len(x)):
+            row = mx.zeros(x[:1].shape)
+            best = mx.argsort(-shares[number])[: mixture.chosen]
+            weights = shares[number][best]
+            weights = weights / weights.sum() if mixture.normalised else weights
+            for expert, weight in zip(np.array(best), weights, strict=True):
+                stacks = [its.of(int(expert)) for its in (*mixture.gate_up, mixture.down)]
+                row = row + weight * mlp(x[number : number + 1], *stacks)
+            rows.append(row)
+        mixed = mx.concatenate(rows)
+        if shared_gate is not None:
+            mixed = mixed + mx.sigmoid(shared_gate) * mlp(x, *mixture.shared)
+        return residual + mixed
+
     def step_end(self, arrays: list[mx.array], rows: Rows, backend: KVBackend) -> mx.array:
         if rows.closed:
             raise RuntimeError("the rows' epoch has been closed already")
@@ -678,7 +735,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
         "gather": operations.gather,
         "gated_delta": operations.gated_delta,
         "swiglu": operations.swiglu,
+        "Mixture": Mixture,
         "StoredMatrix": StoredMatrix,
+        "mixture": operations.mixture,
         "multiply": operations.multiply,
         "multiply_gated": operations.multiply_gated,
         "step_end": operations.step_end,

@@ -12,7 +12,12 @@ from kvcache.backends.choice import KVBackend
 from kvcache.backends.metal import MetalBackend
 from kvcache.backends.posix import PosixBackend
 from kvcache.layout import KVFormat, KVShape, KVSpec
-from kvcache.selftest.kernels import KernelChecks, kernel_specs, name_of, product_checks
+from kvcache.selftest.kernels import (
+    KernelChecks,
+    kernel_specs,
+    name_of,
+    product_checks,
+)
 from kvcache.selftest.kv_backend import MAX_TOKENS, run_checks, small_layout
 from kvcache.selftest.run import Result
 from tests.kvcache.metal_double import RopeTable, install
@@ -175,9 +180,14 @@ def test_this_machines_products_are_right() -> None:
 def test_a_gpu_also_multiplies_by_quires_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     device = install(monkeypatch)
     results = run_checks(product_checks(on_gpu=True), lambda _: None)
-    assert [step.name for step in results[7:]] == [f"quire multiplies {n}" for n in (1, 2, 8)]
+    names = [*(f"quire multiplies {n}" for n in (1, 2, 8)), "quire mixes 1", "quire mixes 9"]
+    assert [step.name for step in results[7:]] == names
     assert all(step.passed for step in results), results[-1]
     assert device.calls.count("multiply") == 3 + 11
+    mixture = metal_ext.mixture
+    with monkeypatch.context() as patch:
+        patch.setattr(metal_ext, "mixture", lambda x, *rest: mixture(1.1 * x, *rest))
+        assert run_checks(product_checks(on_gpu=True), lambda _: None)[-1].name == "quire mixes 1"
     monkeypatch.setattr(metal_ext, "multiply", lambda x, _: [mx.zeros((len(x), 512))])
     assert run_checks(product_checks(on_gpu=True), lambda _: None)[-1].name == "quire multiplies 1"
 

@@ -65,22 +65,22 @@ MODELS = SUGGESTED | {
 TOKENS = 257  # of the first sequence: the fewest for which attention is two commands
 # For one sequence, and for eight: commands, operations, command buffers on each of CHIPS.
 COSTS = {
-    "qwen3.6:35b": ((1290, 1976, 6, 32, 26), (1530, 2296, 7, 38, 30)),
-    "qwen3-coder:30b": ((1306, 2176, 6, 32, 26), (1594, 2560, 7, 39, 32)),
-    "qwen3.6:27b": ((586, 656, 3, 15, 12), (586, 656, 3, 15, 12)),
-    "bonsai-2:27b": ((2002, 2846, 8, 49, 40), (2002, 2846, 9, 49, 40)),
+    "qwen3.6:35b": ((520, 416, 3, 13, 11), (520, 416, 3, 13, 11)),
+    "qwen3-coder:30b": ((586, 592, 3, 15, 12), (586, 592, 3, 15, 12)),
+    "qwen3.6:27b": ((634, 656, 3, 16, 13), (634, 656, 3, 16, 13)),
+    "bonsai-2:27b": ((2050, 2846, 9, 50, 41), (2050, 2846, 9, 50, 41)),
     "qwen3:14b": ((370, 496, 2, 9, 8), (370, 496, 2, 9, 8)),
-    "qwen3.5:9b": ((298, 336, 2, 8, 6), (298, 336, 2, 8, 6)),
+    "qwen3.5:9b": ((322, 336, 2, 8, 7), (322, 336, 2, 8, 7)),
     "qwen3:8b": ((334, 448, 2, 9, 7), (334, 448, 2, 9, 7)),
     "llama3.1:8b": ((298, 400, 2, 8, 6), (298, 400, 2, 8, 6)),
-    "qwen3.5:4b": ((298, 336, 2, 8, 6), (298, 336, 2, 8, 6)),
+    "qwen3.5:4b": ((322, 336, 2, 8, 7), (322, 336, 2, 8, 7)),
     "qwen3:4b": ((334, 448, 2, 9, 7), (334, 448, 2, 9, 7)),
     "llama3.2:3b": ((262, 352, 2, 7, 6), (262, 352, 2, 7, 6)),
     "qwen3:1.7b": ((262, 352, 2, 7, 6), (262, 352, 2, 7, 6)),
-    "qwen3.5:0.8b": ((226, 256, 1, 6, 5), (226, 256, 1, 6, 5)),
+    "qwen3.5:0.8b": ((244, 256, 1, 6, 5), (244, 256, 1, 6, 5)),
     "qwen3:0.6b": ((262, 352, 2, 7, 6), (262, 352, 2, 7, 6)),
     "qwen3:32b": ((586, 784, 3, 15, 12), (586, 784, 3, 15, 12)),
-    "qwen3-coder-next": ((1546, 2368, 7, 38, 31), (1834, 2752, 8, 45, 36)),
+    "qwen3-coder-next": ((622, 496, 3, 15, 13), (622, 496, 3, 15, 13)),
     "qwen2.5:7b": ((262, 352, 2, 7, 6), (262, 352, 2, 7, 6)),
     "qwen2.5-coder:32b": ((586, 784, 3, 15, 12), (586, 784, 3, 15, 12)),
 }
@@ -208,7 +208,7 @@ def commands(operations: Sequence[Operation], tokens: int, split_rows: int = 0) 
     """The number of commands of a step's operations. tokens: the length of each sequence.
     split_rows: the step's rows on an M1 or M2, where a product of eight rows with a large matrix of
     few outputs is two commands (MLX's get_qmv_batch_limit and qmm_splitk)."""
-    several = {"decode_attention": 2 if tokens > 256 else 1, "gated_delta": 3}
+    several = {"decode_attention": 2 if tokens > 256 else 1, "gated_delta": 3, "mixture": 4}
     total = 0
     for name, buffers, scattered in operations:
         if buffers:  # the others are views
@@ -275,6 +275,20 @@ def test_a_layer_is_so_many_operations_and_commands(
     )
     assert Counter(name for name, *_ in whole) - Counter(name for name, *_ in shorter) == layer
     assert commands(whole, tokens) - commands(shorter, tokens) == cost
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("name", ["qwen3.6:35b", "qwen3-coder:30b", "qwen3-coder-next"])
+def test_a_mixture_is_six_commands_from_its_norm_to_the_residual(
+    name: str, rows: int, tmp_path: Path
+) -> None:
+    """Its norm; the router and the shared expert's gate; and four of the mixture."""
+    spec, forward = load(tmp_path, name)
+    whole, _ = step(spec, forward, TOKENS, rows)
+    with mock.patch.object(MlxOps, "add_mlp", lambda _, __, x: x):
+        without, _ = step(spec, forward, TOKENS, rows)
+    assert commands(whole, TOKENS) - commands(without, TOKENS) == 6 * len(spec.layers)
+    assert commands(whole, TOKENS) <= 800
 
 
 def test_commands_are_counted_as_they_are_encoded() -> None:

@@ -20,13 +20,21 @@ from engine.step.loop import EngineLoop
 from engine.step.runner import ModelRunner
 from engine.types import PromptBoundaries, SamplingParams
 from kvcache.backends.choice import KVBackend, KVBackendChoice
-from tests.engine.models.hybrids import write_hybrid
+from tests.engine.models.hybrids import MIXED, write_hybrid
+from tests.engine.models.parity import Parity, judge
 from tests.engine.models.test_forward import YARN
 from tests.engines import CONFIG, Answers, request_of, run_dry
-from tests.families import GEMMA3, GPT_OSS
+from tests.families import (
+    GEMMA3,
+    GPT_OSS,
+    QWEN3_5_MOE,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+)
 from tests.metal.graph import _standin
 from tests.metal.graph.stage import take_mistakes
-from tests.models import SMALL, write_model
+from tests.models import SMALL, ModelSpec, write_model
+from tests.reference import load_reference
 
 SPEC = replace(SMALL, num_hidden_layers=3, num_attention_heads=6, head_dim=64)
 MIB = 1 << 20
@@ -77,10 +85,13 @@ def said(
     system: bool = False,
     configured: EngineConfig = CONFIGURED,
     drafter: Callable[[EngineLoop], Drafter] | None = None,
+    lengths: Sequence[int] = LENGTHS,
+    prompts: dict[int, list[int]] | None = None,
 ) -> tuple[dict[int, list[int]], int, int]:
     """What an engine says to prompts of which half begin alike; how many tokens it found computed,
     and how often it ran out of memory. bold: whether memory is mapped while steps run. system:
-    whether it is told that what is alike is a system prompt. drafter: makes its drafts."""
+    whether it is told that what is alike is a system prompt. drafter: makes its drafts. lengths: of
+    what the prompts do not share. prompts: takes them, by the number of the request."""
     rng = np.random.default_rng(1)
     common = rng.integers(0, SPEC.vocab_size, COMMON).tolist()
     # On the CPU that is asked first, steps do not overlap.
@@ -105,10 +116,12 @@ def said(
         loop._scheduler.drafter = drafter(loop)
     if kv_backend.on_gpu:
         read = read_by(loop)
-        assert _standin.residency()["buffers"] - resident >= len(read) > 10 * SPEC.num_hidden_layers
-    for number, length in enumerate(LENGTHS):
+        assert _standin.residency()["buffers"] - resident >= len(read) > 20
+    for number, length in enumerate(lengths):
         own = rng.integers(0, SPEC.vocab_size, length).tolist()
         prompt = tuple([*common, *own] if number % 2 else own)
+        if prompts is not None:
+            prompts[10 * number] = [*prompt]
         greedy = SamplingParams(NEW_TOKENS, temperature=0.0)
         known = COMMON if system and number % 2 else 0
         answers_to_it = 2 if number == FORKED else 1
@@ -216,3 +229,42 @@ def test_so_are_those_of_models_with_windows_around_the_rings_of_their_addresses
     assert len({token for its in tokens.values() for token in its}) > NEW_TOKENS
     assert (found > COMMON + LENGTHS[FORKED]) == (not kind.is_dense)
     assert take_mistakes() == []
+
+
+# Heads, recurrences and experts as published, but fewer, and of a quarter of the hidden size.
+A3B = replace(
+    SPEC, num_hidden_layers=2, hidden_size=512, num_attention_heads=4, num_key_value_heads=1,
+    head_dim=256,
+)  # fmt: skip
+SHARED: dict[str, Any] = HEADS | {
+    "full_attention_interval": 2,
+    "num_experts": 12,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+MIXTURES: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
+    "Qwen3-30B-A3B": (
+        replace(A3B, head_dim=128),
+        QWEN3_MOE | {"num_experts": 12, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+    ),
+    "Qwen3.6-35B-A3B": (A3B, QWEN3_5_MOE | SHARED | {"num_experts_per_tok": 8}),
+    "Qwen3-Coder-Next": (A3B, QWEN3_NEXT | SHARED | {"num_experts_per_tok": 10}),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_say_what_mlx_lm_does(name: str, tmp_path: Path, report: list[str]) -> None:
+    """Prompts by MLX's kernels for experts, and answers by quire's own."""
+    spec, fields = MIXTURES[name]
+    how = MIXED | {"dtype": "float32", "gain": 3.0, "seed": 5}
+    folder = write_hybrid(tmp_path, spec, **how | fields)
+    prompts, found = dict[int, list[int]](), Parity()
+    tokens, *_ = said(folder, KVBackend.SPARSE, ROOMY, lengths=(1, 3), prompts=prompts)
+    model = load_reference(read_checkpoint(folder))
+    for number, answer in tokens.items():
+        prompt = prompts[number // 10 * 10]
+        logits = model(mx.array([[*prompt, *answer[:-1]]]))[0, len(prompt) - 1 :]
+        judge(found, np.array(logits.astype(mx.float32)), answer)
+    assert found.faults == 0
+    assert len({token for its in tokens.values() for token in its}) > NEW_TOKENS
+    report.append(f"{name}: {sum(map(len, tokens.values()))} tokens as mlx-lm's")

@@ -37,8 +37,8 @@ struct Decode {
     const mx::array sinks = has_sinks != 0 ? encoder.contiguous(in.back()) : queries;
     allocate_on_device(out[0]);
     // If each row is one split, decode_split writes `out` itself, and uses neither of these arrays.
-    mx::array sums = combines ? floats(task_count, query_heads * head_dim) : out[0];
-    mx::array softened = combines ? floats(task_count, query_heads * 2) : out[0];
+    mx::array sums = combines ? temporary(task_count, query_heads * head_dim) : out[0];
+    mx::array softened = combines ? temporary(task_count, query_heads * 2) : out[0];
     const mx::array& tasks = in[2];
     const mx::array& first_task = in[3];
 

@@ -160,10 +160,10 @@ inline void allocate_on_device(mx::array& result) {
 }
 
 // Returns an intermediate array for Encoder::keep().
-inline mx::array floats(size_t rows, size_t numbers) {
+inline mx::array temporary(size_t rows, size_t columns, mx::Dtype type = mx::float32) {
   return mx::array(
-      mx::allocator::malloc(rows * numbers * sizeof(float)),
-      {narrowed<int>("rows", rows), narrowed<int>("numbers of a row", numbers)}, mx::float32);
+      mx::allocator::malloc(rows * columns * mx::size_of(type)),
+      {narrowed<int>("rows", rows), narrowed<int>("columns", columns)}, type);
 }
 
 }  // namespace quire::ops

@@ -28,8 +28,8 @@ struct GatedDeltaStep {
     out[0].copy_shared_buffer(in[0]);
     allocate_on_device(out[1]);
     const size_t row_count = arguments.rows;
-    mx::array mixed = floats(row_count, mixed_heads() * kDim);
-    mx::array gates = floats(row_count, arguments.value_heads * 2);
+    mx::array mixed = temporary(row_count, mixed_heads() * kDim);
+    mx::array gates = temporary(row_count, arguments.value_heads * 2);
     encoder.kernel(metal::delta_prepare_kernel(type, kind));
     encoder.output(out[0], 0);  // for MLX's ordering alone: qkv takes index 0 next
     encoder.inputs({read[0], read[2], read[3], read[4], read[5], read[6]});

@@ -14,17 +14,10 @@ namespace quire::ops {
 namespace {
 
 constexpr int64_t kMostChosen = 32;    // a lane of route holds the weight of one
-constexpr int64_t kVectorNumbers = 4;  // numbers of x that kernels load at once
 
 using Weights = std::shared_ptr<const Mixture>;
 
 size_t groups_for(size_t numbers, size_t each) { return (numbers + each - 1) / each; }
-
-mx::array temporary(size_t rows, size_t columns, mx::Dtype type) {
-  return mx::array(
-      mx::allocator::malloc(rows * columns * type.size()),
-      {narrowed<int>("rows", rows), narrowed<int>("columns", columns)}, type);
-}
 
 // Encodes four commands, each of which reads what the one before has written.
 struct MixtureStep {
@@ -40,7 +33,7 @@ struct MixtureStep {
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
     const Mixture& its = *weights;
     const bool shares = !its.shared.empty();
-    const mx::array x = encoder.contiguous(in[0], kVectorNumbers);
+    const mx::array x = encoder.contiguous(in[0]);
     const mx::array residual = encoder.contiguous(in[1]);
     const mx::array logits = encoder.contiguous(in[2]);
     const mx::array opening = shares ? encoder.contiguous(in[3]) : x;
