@@ -189,7 +189,8 @@ void bind_operations(nb::module_& m) {
   using Part = std::optional<mx::array>;
   nb::class_<Handle<ops::StoredMatrix>>(m, "StoredMatrix")
       .def("__init__",
-           &construct<ops::StoredMatrix, mx::array, Part, Part, Part, int64_t, int64_t, std::string>,
+           &construct<
+               ops::StoredMatrix, mx::array, Part, Part, Part, int64_t, int64_t, std::string>,
            "weight"_a, "scales"_a.none() = nb::none(), "biases"_a.none() = nb::none(),
            "bias"_a.none() = nb::none(), nb::kw_only(), "bits"_a = 0, "group_size"_a = 0,
            "mode"_a = "affine")

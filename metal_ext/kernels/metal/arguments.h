@@ -48,8 +48,8 @@ inline uint32_t split_tokens(uint32_t last) {
 }
 inline uint32_t split_count(uint32_t last) { return last / split_tokens(last) + 1; }
 
-// Returns the number of heads in each tile of a group of query heads that share a KV head. Tiles are
-// as few as possible, so that K and V are read seldom, and then as small as possible.
+// Returns the number of heads in each tile of a group of query heads that share a KV head. Tiles
+// are as few as possible, so that K and V are read seldom, and then as small as possible.
 inline uint32_t tile_heads(uint32_t group) {
   const uint32_t tiles = (group + kMostTileHeads - 1) / kMostTileHeads;
   const uint32_t heads = (group + tiles - 1) / tiles;

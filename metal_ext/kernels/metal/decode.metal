@@ -45,8 +45,8 @@ inline Split split_of(
   return {row, first, tokens, kv_head, kv_head * group + in_group, heads, is_whole};
 }
 
-// Adds n heads' sums of two lanes, `apart` from each other. The first one keeps the sums of the first
-// half of the heads, and the second one those of the others. If n is odd, both keep the middle one.
+// Adds n heads' sums of two lanes, `apart` from each other. The first lane keeps the sums of the
+// first half of the heads, the second those of the others. If n is odd, both keep the middle one.
 template <uint n>
 inline void halve(bool is_second, ushort apart, thread float* sums) {
   constexpr uint kKept = (n + 1) / 2;
@@ -58,8 +58,8 @@ inline void halve(bool is_second, ushort apart, thread float* sums) {
   }
 }
 
-// Adds the scores of `lanes` (at least 8) neighbouring lanes for n heads, 3 or 4. This lane is number
-// `part` of them, and returns the sum for the head head_of_part(part).
+// Adds the scores of `lanes` (at least 8) neighbouring lanes for n heads, 3 or 4. This lane is
+// number `part` of them, and returns the sum for the head head_of_part(part).
 template <uint n>
 inline float add_lanes(thread float* scores, uint part, uint lanes) {
   halve<n>((part & 1) != 0, 1, scores);
@@ -171,7 +171,8 @@ inline Part total_of(const threadgroup Part* totals, uint parts) {
   return result;
 }
 
-// Turns scores into weights, exp(score - highest). highest and totals are [kDecodeSimdgroups][kParts].
+// Turns scores into weights, exp(score - highest). highest and totals are
+// [kDecodeSimdgroups][kParts].
 template <typename Part, uint kParts>
 inline void soften(
     uint tokens, uint thread_index, uint simdgroup, uint lane, threadgroup Part* scores,
@@ -237,8 +238,8 @@ inline void weigh_values(
   constexpr uint kParts = TileShare<H>::kParts;
   constexpr uint kWidth = RowShare<D>::kWidth;
   constexpr uint kPieces = RowShare<D>::kPieces;
-  // A lane loads this many rows before it uses the first: fewer beside many sums, so that a core has
-  // registers for two threadgroups.
+  // A lane loads this many rows before it uses the first: fewer beside many sums, so that a core
+  // has registers for two threadgroups.
   constexpr uint kValuesAhead = H * D < 2048 ? 4 : 2;
   QUIRE_UNROLL
   for (uint i = 0; i < H * kPieces; ++i) {

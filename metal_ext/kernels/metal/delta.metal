@@ -218,8 +218,8 @@ inline void write_tails(
 }
 
 // Computes each token's queries and keys, of which it makes unit vectors, values, decays and betas.
-// Queries are also scaled. Runs on (mixed_heads * 32, rows) threads: a simdgroup for each head. qkv is
-// [rows][conv_width], a and b [rows][value_heads], conv [tail_rows + 1][conv_width], mixed
+// Queries are also scaled. Runs on (mixed_heads * 32, rows) threads: a simdgroup for each head. qkv
+// is [rows][conv_width], a and b [rows][value_heads], conv [tail_rows + 1][conv_width], mixed
 // [rows][mixed_heads][D], and gates [rows][value_heads].
 template <typename T, int D, Rows kind>
 [[kernel]] void delta_prepare(

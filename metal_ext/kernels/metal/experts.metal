@@ -1,6 +1,6 @@
 // The MLPs of a mixture's experts, for pairs of a row and an expert (route.metal). Each command
-// reads the weights of an expert once for a tile of pairs. Outputs fill whole tiles, because they are
-// the inputs of another matrix (multiply_tile).
+// reads the weights of an expert once for a tile of pairs. Outputs fill whole tiles, because they
+// are the inputs of another matrix (multiply_tile).
 #include "gate.h"
 #include "multiply.h"
 

@@ -1,8 +1,8 @@
 // Products of a few rows with a matrix, in the formats in which models are stored. A row's sums do
 // not depend on the other rows: a lane adds numbers in an order that is the same for any number of
 // rows, and so do the lanes of a simdgroup. The memory of a matrix is read as in MLX's product of
-// one row: a simdgroup computes kOutputs outputs, and its lanes read adjacent codes. Indices have 32
-// bits, so that pointers stay as the kernel got them, and take no registers.
+// one row: a simdgroup computes kOutputs outputs, and its lanes read adjacent codes. Indices have
+// 32 bits, so that pointers stay as the kernel got them, and take no registers.
 #pragma once
 
 #include "rows.h"
@@ -95,8 +95,8 @@ struct Format<T, Packing::plain> {
   static inline float bias(Matrix<T>, uint) { return 0.0f; }
 };
 
-// Computes kOutputs / matrices outputs of each of one or two matrices, from output `first` on, for R
-// rows of x. rows[r] is the number of a row. `left` is the number of outputs from `first` on: those
+// Computes kOutputs / matrices outputs of each of one or two matrices, from output `first` on, for
+// R rows of x. rows[r] is the number of a row. `left` is the number of outputs from `first` on: those
 // behind the last repeat it, as memory behind a matrix may not be mapped. All lanes get the sums
 // [R][kOutputs]. `inputs` is a multiple of 16, and so is a group of 1 << group_shift numbers.
 template <typename T, Packing packing, uint R, uint matrices>

@@ -66,8 +66,8 @@ template <typename T, Packing packing, uint R>
   rows_of_tile<R>(group.x, arguments.rows, rows);
   float sums[R * kOutputs];
   multiply_tile<T, packing, R, 1>(
-      x, rows, weights, weights, first, outputs - first, arguments.inputs, arguments.group_shift, lane,
-      sums);
+      x, rows, weights, weights, first, outputs - first, arguments.inputs, arguments.group_shift,
+      lane, sums);
 
   const device T* added = chosen(matrix, added0, added1, added2, added3);
   device T* out = chosen(matrix, out0, out1, out2, out3);

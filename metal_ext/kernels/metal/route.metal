@@ -1,5 +1,5 @@
-// Chooses the experts of each row, and sorts the pairs of a row and an expert by expert, so that the
-// weights of an expert are read once for several rows.
+// Chooses the experts of each row, and sorts the pairs of a row and an expert by expert, so that
+// the weights of an expert are read once for several rows.
 #include "rows.h"
 
 constant constexpr uint kLaneExperts = kMaxExperts / 32;

@@ -1,8 +1,8 @@
 // Computes the gated product of an MLP, between the MLP's two matrix products.
 #include "gate.h"
 
-// Computes gated products in float32 and rounds to T. A thread computes kSwigluNumbers elements, and
-// the last one those that are left.
+// Computes gated products in float32 and rounds to T. A thread computes kSwigluNumbers elements,
+// and the last one those that are left.
 template <typename T>
 [[kernel]] void swiglu(
     const device T* gate [[buffer(0)]],

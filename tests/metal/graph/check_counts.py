@@ -264,7 +264,7 @@ def test_weights_that_count_would_fill_many(tmp_path: Path) -> None:
     [
         ("qwen3:4b", TOKENS - 1, LAYER, 8),
         ("qwen3:4b", TOKENS, LAYER, 9),
-        ("qwen3.5:4b", TOKENS, RECURRENT_LAYER, 8),
+        ("qwen3.5:4b", TOKENS, RECURRENT_LAYER, 9),
     ],
 )
 def test_a_layer_is_so_many_operations_and_commands(

@@ -197,11 +197,6 @@ def test_a_layer_is_three_commands_and_names_no_buffer_of_slots_but_the_arena(
     device.stage.end()
 
 
-def shifted(x: mx.array) -> mx.array:
-    """The same numbers, from the second one of an array on."""
-    return mx.concatenate([mx.zeros((1,)), x.flatten()])[1:].reshape(x.shape)
-
-
 class Step:
     """A step of two rows over a device with two states."""
 
@@ -240,8 +235,6 @@ WRONG: dict[str, tuple[Callable[[Step], object], type[Exception], str]] = {
     "an offset": (lambda s: s.call(offset=3 * OFFSET), IndexError, "bytes of a slot"),
     "half a number": (lambda s: s.call(offset=2), ValueError, "a multiple of 4"),
     "a part of a vector": (lambda s: s.call(offset=4), ValueError, "a multiple of 16"),
-    "an array that begins in a vector": (lambda s: mx.eval(s.call(z=shifted(s.given[1]))),
-                                         ValueError, "input 1 of gated_delta begins between"),
     "another backend": (lambda s: s.call(workers=Stage("paged").kv_backend), ValueError,
                           "the rows are of another backend"),
     "the CPU's workers": (lambda s: s.call(workers=WORKERS), TypeError, "incompatible"),

@@ -59,7 +59,7 @@ mx::array Encoder::contiguous(const mx::array& array) {
     return array;
   }
   mx::array given(array.shape(), array.dtype(), nullptr, {});
-  given.copy_shared_buffer(array, array.strides(), {}, array.data_size());  // MLX copies this always
+  given.copy_shared_buffer(array, array.strides(), {}, array.data_size());  // for MLX to copy it
   mx::array copy = ordered_copy(given, stream_);
   keep(copy);
   return copy;

@@ -69,8 +69,8 @@ class Encoder {
   // Declares that the next commands use the backend's memory.
   void use(MetalKVBackend& kv_backend);
 
-  // Returns the array if its elements are in order without gaps, and the first is aligned to four, as
-  // kernels load them; else a copy by a command of MLX. Whole rows of aligned arrays are aligned.
+  // Returns the array if its elements are in order without gaps, and the first is aligned to four,
+  // as kernels load them; else a copy by a command of MLX. Whole rows of aligned arrays are aligned.
   // Callers must call this before the other methods for the next command.
   mx::array contiguous(const mx::array& array);
   // Calls contiguous() for inputs 1 to `count` of an operation. Input 0 is the ordering handle.

@@ -38,7 +38,7 @@ struct MixtureStep {
     const mx::array logits = encoder.contiguous(in[2]);
     const mx::array opening = shares ? encoder.contiguous(in[3]) : x;
     allocate_on_device(out[0]);
-    const auto rows = static_cast<uint32_t>(x.shape(0));
+    const auto rows = narrowed<uint32_t>("rows", x.shape(0));
     const uint32_t pairs = rows * its.chosen;
     const uint32_t all_pairs = pairs + (shares ? rows : 0);
     const uint32_t experts = its.gate->experts();
@@ -144,7 +144,8 @@ Mixture::Mixture(
       shared(shared_expert.begin(), shared_expert.end()),
       normalised(normalised_weights),
       gate_number(number_of_gate(kind)) {
-  require_that(gate_up.size() == 1 || gate_up.size() == 2, gate_up.size(), " stacks of gate and up");
+  require_that(
+      gate_up.size() == 1 || gate_up.size() == 2, gate_up.size(), " stacks of gate and up");
   gate = gate_up.front();
   up = gate_up.back();
   const bool fused = gate_up.size() == 1;
@@ -161,7 +162,7 @@ Mixture::Mixture(
   require_that(gate->experts() <= metal::kMaxExperts, gate->experts(), " experts");
   checked_between(
       "chosen", chosen_experts, 1, std::min<int64_t>(kMostChosen, gate->experts()));
-  chosen = static_cast<uint32_t>(chosen_experts);
+  chosen = narrowed<uint32_t>("chosen", chosen_experts);
   require_that(shared.empty() || shared.size() == 3, "a shared expert has three matrices");
   for (size_t i = 0; i < shared.size(); ++i) {
     check_shared(*shared[i], i == 2 ? *down : *gate, i == 2 ? down->outputs() : inner);
@@ -187,7 +188,7 @@ mx::array device::mixture(
     const std::shared_ptr<Mixture>& mixture, const std::optional<mx::array>& shared_gate) {
   const Mixture& its = *mixture;
   const auto shape_of = [&x](uint32_t columns) {
-    return mx::Shape{x.ndim() == 2 ? x.shape(0) : 0, static_cast<int>(columns)};
+    return mx::Shape{x.ndim() == 2 ? x.shape(0) : 0, narrowed<int>("columns", columns)};
   };
   require<std::invalid_argument>(
       x.size() > 0 && x.shape() == shape_of(its.gate->inputs()) && residual.shape() == x.shape() &&

@@ -10,14 +10,14 @@
 #include "mlx/dtype.h"
 #include "ops/metal/stored_matrix.h"
 
-// Mixtures of experts, as the Metal kernels compute them for a few rows (route.metal, experts.metal).
+// Mixtures of experts, as Metal kernels compute them for a few rows (route.metal, experts.metal).
 namespace quire::ops {
 
 // The weights of a mixture's experts.
 struct Mixture {
   // `gate_up` has the stacks of gate and of up, or one that has both of each expert. `shared` is
-  // empty, or has gate, up and down of the shared expert. Throws std::invalid_argument if their sizes
-  // or types do not fit, and for what the kernels do not have: gate and up of two formats, a shared
+  // empty, or has gate, up and down of the shared expert. Throws std::invalid_argument if sizes or
+  // types do not fit, and for what the kernels do not have: gate and up of two formats, a shared
   // expert of another format or size than the others, or with biases.
   Mixture(
       const std::vector<std::shared_ptr<StoredMatrix>>& gate_up,

@@ -12,7 +12,7 @@ namespace quire::ops {
 namespace {
 
 // Returns the number of rows for which a threadgroup reads a matrix once.
-uint32_t tile_rows(int rows) { return rows <= 2 ? static_cast<uint32_t>(rows) : metal::kTileRows; }
+uint32_t tile_rows(uint32_t rows) { return rows <= 2 ? rows : metal::kTileRows; }
 
 uint32_t tiles_of(uint32_t count, uint32_t tile) { return (count + tile - 1) / tile; }
 
@@ -42,7 +42,7 @@ struct Products {
     }
     encoder.input(residual, 1 + 5 * kMatrices);
     encoder.bytes(arguments, 2 + 5 * kMatrices);
-    encoder.run_groups(MTL::Size(tiles_of(arguments.rows, tile_rows(x.shape(0))), tiles, 1));
+    encoder.run_groups(MTL::Size(tiles_of(arguments.rows, tile_rows(arguments.rows)), tiles, 1));
   }
 };
 
@@ -63,14 +63,14 @@ struct GatedProduct {
     encoder.output(out[0], 7);
     encoder.bytes(arguments, 8);
     encoder.run_groups(MTL::Size(
-        tiles_of(arguments.rows, tile_rows(x.shape(0))),
+        tiles_of(arguments.rows, tile_rows(arguments.rows)),
         tiles_of(gate->outputs(), metal::kGateOutputs), 1));
   }
 };
 
 void check_product(const mx::array& x, const StoredMatrix& matrix) {
   require<std::invalid_argument>(
-      x.ndim() == 2 && x.size() > 0 && static_cast<uint32_t>(x.shape(1)) == matrix.inputs(),
+      x.ndim() == 2 && x.size() > 0 && x.shape(1) == int64_t{matrix.inputs()},
       "x must be [rows, ", matrix.inputs(), "], as the matrix has so many inputs");
   require<std::invalid_argument>(
       !matrix.type() || *matrix.type() == x.dtype(), "x and a matrix have different types");
@@ -80,7 +80,7 @@ void check_product(const mx::array& x, const StoredMatrix& matrix) {
 metal::ProductArguments arguments_of(const mx::array& x, const StoredMatrix& matrix) {
   metal::ProductArguments arguments{};
   arguments.inputs = matrix.inputs();
-  arguments.rows = static_cast<uint32_t>(x.shape(0));
+  arguments.rows = narrowed<uint32_t>("rows", x.shape(0));
   arguments.group_shift = matrix.group_shift();
   return arguments;
 }
@@ -91,7 +91,7 @@ std::vector<mx::array> multiply_together(
   Products work{
       matrices,
       metal::products_kernel(
-          number_of("x", x.dtype()), matrices[0]->packing(), tile_rows(x.shape(0))),
+          number_of("x", x.dtype()), matrices[0]->packing(), tile_rows(narrowed<uint32_t>("rows", x.shape(0)))),
       arguments_of(x, *matrices[0]), 0};
   std::vector<mx::array> in{x};
   if (residual) {
@@ -99,14 +99,14 @@ std::vector<mx::array> multiply_together(
     work.arguments.residual = 1;
   }
   std::vector<mx::Shape> shapes;
-  work.arguments.matrices = static_cast<uint32_t>(matrices.size());
+  work.arguments.matrices = narrowed<uint32_t>("matrices", matrices.size());
   for (size_t i = 0; i < matrices.size(); ++i) {
     const StoredMatrix& matrix = *matrices[i];
     work.arguments.added |= (matrix.has_bias() ? 1u : 0u) << i;
     work.arguments.outputs[i] = matrix.outputs();
     work.arguments.first_tiles[i] = work.tiles;
     work.tiles += tiles_of(matrix.outputs(), metal::kProductOutputs);
-    shapes.push_back({x.shape(0), static_cast<int>(matrix.outputs())});
+    shapes.push_back({x.shape(0), narrowed<int>("outputs", matrix.outputs())});
     const std::vector<mx::array> parts = matrix.arrays();
     in.insert(in.end(), parts.begin(), parts.end());
   }
@@ -133,7 +133,7 @@ std::vector<mx::array> device::multiply(
         matrices.size() == 1, "a residual is added to the product of one matrix");
     check_same_type("x", x, "residual", *residual);
     require<std::invalid_argument>(
-        residual->shape() == mx::Shape{x.shape(0), static_cast<int>(matrices[0]->outputs())},
+        residual->shape() == mx::Shape{x.shape(0), narrowed<int>("outputs", matrices[0]->outputs())},
         "the residual and the product have different shapes");
   }
   std::vector<mx::array> products(matrices.size(), x);
@@ -161,7 +161,7 @@ mx::array device::multiply_gated(
     return swiglu(products[0], products[1], kind);
   }
   const metal::Kernel kernel = metal::gated_product_kernel(
-      number_of("x", x.dtype()), gate->packing(), tile_rows(x.shape(0)));
+      number_of("x", x.dtype()), gate->packing(), tile_rows(narrowed<uint32_t>("rows", x.shape(0))));
   GatedProduct work{gate, up, kernel, arguments_of(x, *gate)};
   work.arguments.outputs[0] = gate->outputs();
   work.arguments.gate = number_of_gate(kind);
@@ -171,7 +171,7 @@ mx::array device::multiply_gated(
     in.insert(in.end(), parts.begin(), parts.end());
   }
   return mx::array(
-      {x.shape(0), static_cast<int>(gate->outputs())}, x.dtype(),
+      {x.shape(0), narrowed<int>("outputs", gate->outputs())}, x.dtype(),
       device_operation("multiply_gated", std::move(work)), std::move(in));
 }
 

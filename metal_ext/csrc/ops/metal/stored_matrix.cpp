@@ -65,7 +65,7 @@ StoredMatrix::StoredMatrix(
   experts_ = weight.ndim() == 3 ? narrowed<uint32_t>("experts", shape[0]) : 1;
   outputs_ = narrowed<uint32_t>("outputs", shape[shape.size() - 2]);
   inputs_ = narrowed<uint32_t>("inputs", inputs);
-  group_shift_ = plain ? 0 : static_cast<uint32_t>(std::countr_zero(uint64_t(group_size)));
+  group_shift_ = plain ? 0 : narrowed<uint32_t>("group_shift", std::countr_zero(uint64_t(group_size)));
   const auto set_type = [this](const char* name, mx::Dtype type) {
     number_of(name, type);
     require_that(!type_ || *type_ == type, name, " has another type than other parts");
@@ -125,7 +125,7 @@ void StoredMatrix::bind_part(
     encoder.input(weight_, index);
     return;
   }
-  const auto rows = static_cast<int64_t>(experts_) * outputs_;
+  const auto rows = int64_t{experts_} * outputs_;
   encoder.input(*part, index, static_cast<int64_t>(part->nbytes()) / rows * first);
 }
 
