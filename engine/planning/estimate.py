@@ -37,12 +37,12 @@ class Estimate:
 
     def first_token_s(self, prompt: int) -> float:
         """Return the time from a prompt's start to its first token, in steps of the target time."""
-        most = self.config.max_num_batched_tokens
-        whole_s, half_s = (self.cost.step_seconds([(0, count)]) for count in (most, most // 2))
+        limit = self.config.max_num_batched_tokens
+        whole_s, half_s = (self.cost.step_seconds([(0, count)]) for count in (limit, limit // 2))
         target_s = alone_target_s(self.config.step_time_target_ms / 1000, 2 * half_s - whole_s)
         start, seconds = 0, 0.0
         while start < prompt:
-            count = self.cost.prompt_tokens(target_s, most, start)
+            count = self.cost.prompt_tokens(target_s, limit, start)
             count = min(count, prompt - start)
             seconds += self.cost.step_seconds([(start, count)])
             start += count

@@ -96,9 +96,9 @@ struct Format<T, Packing::plain> {
 };
 
 // Computes kOutputs / matrices outputs of each of one or two matrices, from output `first` on, for
-// R rows of x. rows[r] is the number of a row. `left` is the number of outputs from `first` on: those
-// behind the last repeat it, as memory behind a matrix may not be mapped. All lanes get the sums
-// [R][kOutputs]. `inputs` is a multiple of 16, and so is a group of 1 << group_shift numbers.
+// R rows of x. rows[r] is the number of a row. `left` is the number of outputs from `first` on:
+// those behind the last repeat it, as memory behind a matrix may not be mapped. All lanes get the
+// sums [R][kOutputs]. `inputs` is a multiple of 16, and so is a group of 1 << group_shift numbers.
 template <typename T, Packing packing, uint R, uint matrices>
 inline void multiply_tile(
     const device T* x, const thread uint* rows, Matrix<T> one, Matrix<T> two, uint first,

@@ -70,8 +70,8 @@ class Encoder {
   void use(MetalKVBackend& kv_backend);
 
   // Returns the array if its elements are in order without gaps, and the first is aligned to four,
-  // as kernels load them; else a copy by a command of MLX. Whole rows of aligned arrays are aligned.
-  // Callers must call this before the other methods for the next command.
+  // as kernels load them; else a copy by a command of MLX. Whole rows of aligned arrays are
+  // aligned. Callers must call this before the other methods for the next command.
   mx::array contiguous(const mx::array& array);
   // Calls contiguous() for inputs 1 to `count` of an operation. Input 0 is the ordering handle.
   std::vector<mx::array> contiguous_inputs(const std::vector<mx::array>& in, size_t count) {

@@ -91,7 +91,8 @@ std::vector<mx::array> multiply_together(
   Products work{
       matrices,
       metal::products_kernel(
-          number_of("x", x.dtype()), matrices[0]->packing(), tile_rows(narrowed<uint32_t>("rows", x.shape(0)))),
+          number_of("x", x.dtype()), matrices[0]->packing(),
+          tile_rows(narrowed<uint32_t>("rows", x.shape(0)))),
       arguments_of(x, *matrices[0]), 0};
   std::vector<mx::array> in{x};
   if (residual) {
@@ -133,7 +134,8 @@ std::vector<mx::array> device::multiply(
         matrices.size() == 1, "a residual is added to the product of one matrix");
     check_same_type("x", x, "residual", *residual);
     require<std::invalid_argument>(
-        residual->shape() == mx::Shape{x.shape(0), narrowed<int>("outputs", matrices[0]->outputs())},
+        residual->shape() ==
+            mx::Shape{x.shape(0), narrowed<int>("outputs", matrices[0]->outputs())},
         "the residual and the product have different shapes");
   }
   std::vector<mx::array> products(matrices.size(), x);
@@ -161,7 +163,8 @@ mx::array device::multiply_gated(
     return swiglu(products[0], products[1], kind);
   }
   const metal::Kernel kernel = metal::gated_product_kernel(
-      number_of("x", x.dtype()), gate->packing(), tile_rows(narrowed<uint32_t>("rows", x.shape(0))));
+      number_of("x", x.dtype()), gate->packing(),
+      tile_rows(narrowed<uint32_t>("rows", x.shape(0))));
   GatedProduct work{gate, up, kernel, arguments_of(x, *gate)};
   work.arguments.outputs[0] = gate->outputs();
   work.arguments.gate = number_of_gate(kind);

@@ -65,7 +65,8 @@ StoredMatrix::StoredMatrix(
   experts_ = weight.ndim() == 3 ? narrowed<uint32_t>("experts", shape[0]) : 1;
   outputs_ = narrowed<uint32_t>("outputs", shape[shape.size() - 2]);
   inputs_ = narrowed<uint32_t>("inputs", inputs);
-  group_shift_ = plain ? 0 : narrowed<uint32_t>("group_shift", std::countr_zero(uint64_t(group_size)));
+  const int shift = std::countr_zero(uint64_t(group_size));
+  group_shift_ = plain ? 0 : narrowed<uint32_t>("group_shift", shift);
   const auto set_type = [this](const char* name, mx::Dtype type) {
     number_of(name, type);
     require_that(!type_ || *type_ == type, name, " has another type than other parts");
