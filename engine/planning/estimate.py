@@ -38,8 +38,9 @@ class Estimate:
     def first_token_s(self, prompt: int) -> float:
         """Return the time from a prompt's start to its first token, in steps of the target time."""
         limit = self.config.max_num_batched_tokens
-        whole_s, half_s = (self.cost.step_seconds([(0, count)]) for count in (limit, limit // 2))
-        target_s = alone_target_s(self.config.step_time_target_ms / 1000, 2 * half_s - whole_s)
+        # A quarter and an eighth of it: so few tokens hardly attend to each other.
+        more_s, few_s = (self.cost.step_seconds([(0, limit // part)]) for part in (4, 8))
+        target_s = alone_target_s(self.config.step_time_target_ms / 1000, 2 * few_s - more_s)
         start, seconds = 0, 0.0
         while start < prompt:
             count = self.cost.prompt_tokens(target_s, limit, start)
