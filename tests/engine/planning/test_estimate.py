@@ -80,6 +80,16 @@ def test_activations_are_planned_for_the_context_and_the_sequences_that_fit(
     assert fitting
 
 
+@pytest.mark.parametrize("device", ["M1 Max", "M2 Pro", "M3 Max", "M4", "M4 Pro", "M5"])
+@pytest.mark.parametrize("name", ["Qwen3-30B-A3B", "Qwen3.6-35B-A3B"])
+def test_a_prompt_of_a_mixture_is_about_as_fast_as_in_one_step(
+    tmp_path: Path, name: str, device: str
+) -> None:
+    """In steps of half a second, those of the slower chips would take up to three times as long."""
+    model = estimated(MODELS[name].write(tmp_path, quantization=FOUR_BITS), chip(device))
+    assert model.first_token_s(2048) < 1.35 * model.cost.step_seconds([(0, 2048)])
+
+
 @pytest.mark.parametrize("prompt", [1, 100, 4100])
 def test_a_prompt_takes_as_long_as_its_steps(tmp_path: Path, prompt: int) -> None:
     """Each has as many tokens as half a second allows: five times the target."""
