@@ -231,18 +231,20 @@ def test_so_are_those_of_models_with_windows_around_the_rings_of_their_addresses
     assert take_mistakes() == []
 
 
-# Heads, recurrences and experts as published, but fewer, and of a quarter of the hidden size.
+# Heads, their groups, recurrences and experts as published, but fewer, and a quarter of the hidden
+# size.
 A3B = replace(
-    SPEC, num_hidden_layers=2, hidden_size=512, num_attention_heads=4, num_key_value_heads=1,
+    SPEC, num_hidden_layers=2, hidden_size=512, num_attention_heads=8, num_key_value_heads=1,
     head_dim=256,
 )  # fmt: skip
-SHARED: dict[str, Any] = HEADS | {
-    "full_attention_interval": 2,
+HYBRID: dict[str, Any] = HEADS | {"full_attention_interval": 2}
+SHARED: dict[str, Any] = HYBRID | {
     "num_experts": 12,
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
 }
-MIXTURES: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
+PUBLISHED: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
+    "Qwen3.6-27B": (replace(A3B, num_attention_heads=6, intermediate_size=1088), HYBRID),
     "Qwen3-30B-A3B": (
         replace(A3B, head_dim=128),
         QWEN3_MOE | {"num_experts": 12, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
@@ -252,10 +254,12 @@ MIXTURES: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-def test_mixtures_say_what_mlx_lm_does(name: str, tmp_path: Path, report: list[str]) -> None:
-    """Prompts by MLX's kernels for experts, and answers by quire's own."""
-    spec, fields = MIXTURES[name]
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_say_what_mlx_lm_does(
+    name: str, tmp_path: Path, report: list[str]
+) -> None:
+    """Prompts by MLX's products, and answers by quire's own."""
+    spec, fields = PUBLISHED[name]
     how = MIXED | {"dtype": "float32", "gain": 3.0, "seed": 5}
     folder = write_hybrid(tmp_path, spec, **how | fields)
     prompts, found = dict[int, list[int]](), Parity()
