@@ -34,6 +34,7 @@ from tests.metal.graph.check_engine import (
 SHORT = 4 * MIB  # in which the dense model gives way
 # Of the largest logit: float32 over a few layers.
 ROUNDING = 1e-3
+MANY_ROWS = 128  # in which MLX's kernels for a CPU, in float32, give each the bits of one alone
 
 
 @pytest.fixture(scope="module", params=[HEADS, {"model_type": "qwen3"}], ids=["hybrid", "dense"])
@@ -50,6 +51,7 @@ class Way:
 
     def __call__(self, loop: EngineLoop) -> Foretold:
         self.head, self.counters = NotedHead(loop), loop._scheduler.counters
+        loop._scheduler._max_draft_rows = MANY_ROWS
         if self._answers is None:
             return Deepest({}, Random(0), 0.0, self.head)
         return Foretold(self._answers, Random(1), 0.3, self.head)
