@@ -254,7 +254,9 @@ PUBLISHED: dict[str, tuple[ModelSpec, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "name", PUBLISHED, ids=lambda name: name + "-nightly" * (name != "Qwen3.6-35B-A3B")
+)
 def test_published_models_say_what_mlx_lm_does(
     name: str, tmp_path: Path, report: list[str]
 ) -> None:
