@@ -53,7 +53,7 @@ CONFIGURED = replace(
 # What each backend can be: whether memory is mapped while steps run.
 MODES = [
     (KVBackend.SPARSE, False),
-    (KVBackend.SPARSE, True),
+    pytest.param(KVBackend.SPARSE, True, id="sparse-beside-steps-nightly"),
     (KVBackend.PAGED, True),
     (KVBackend.METAL_DENSE, True),
 ]
