@@ -52,7 +52,7 @@ class RowTable {
           segment.range->mapped_run(static_cast<size_t>(std::max<int64_t>(segment.start, 0)));
       checked_run("segment of mapped tokens", segment.start, segment.count, mapped.end);
       if (mapped.first > 0) {
-        longest_window_ = std::min(longest_window_, segment.start - mapped.first + 1);
+        longest_window_ = std::min<size_t>(longest_window_, segment.start - mapped.first + 1);
       }
       // Kernels of a GPU count positions in 32 bits.
       narrowed<int32_t>("tokens of a sequence", segment.start + segment.count);
