@@ -39,7 +39,7 @@ class Estimate:
         """Return the time from a prompt's start to its first token, in steps of the target time."""
         limit = self.config.max_num_batched_tokens
         # A quarter and an eighth of it: so few tokens hardly attend to each other.
-        more_s, few_s = (self.cost.step_seconds([(0, limit // part)]) for part in (4, 8))
+        more_s, few_s = (self.cost.step_seconds([(0, max(1, limit // n))]) for n in (4, 8))
         target_s = alone_target_s(self.config.step_time_target_ms / 1000, 2 * few_s - more_s)
         start, seconds = 0, 0.0
         while start < prompt:

@@ -90,6 +90,13 @@ def test_a_prompt_of_a_mixture_is_about_as_fast_as_in_one_step(
     assert model.first_token_s(2048) < 1.35 * model.cost.step_seconds([(0, 2048)])
 
 
+@pytest.mark.parametrize("limit", [1, 3, 7, 8, 40])
+def test_a_prompt_is_planned_in_steps_of_any_number_of_tokens(tmp_path: Path, limit: int) -> None:
+    model = estimated(MODELS["Qwen3-30B-A3B"].write(tmp_path, quantization=FOUR_BITS))
+    few = replace(model, config=replace(SERVER, max_num_batched_tokens=limit))
+    assert few.first_token_s(300) > model.first_token_s(300)
+
+
 @pytest.mark.parametrize("prompt", [1, 100, 4100])
 def test_a_prompt_takes_as_long_as_its_steps(tmp_path: Path, prompt: int) -> None:
     """Each has as many tokens as half a second allows: five times the target."""
