@@ -202,7 +202,7 @@ void bind_operations(nb::module_& m) {
                       bool, std::string>,
            "gate_up"_a, "down"_a, "shared"_a, nb::kw_only(), "chosen"_a, "normalised"_a,
            "kind"_a = "silu")
-      .def_prop_ro("dtype", held(&ops::Mixture::its_type))
+      .def_prop_ro("dtype", held(&ops::Mixture::activations))
       .def_prop_ro("has_shared", held(&ops::Mixture::has_shared));
   namespace device = ops::device;
   m.def("append", &device::append, "token"_a, "keys"_a, "values"_a, "rows"_a, "layer"_a,

@@ -23,16 +23,17 @@ struct Matrix {
 template <typename T, Packing packing>
 struct Format;
 
-template <typename T>
-struct Format<T, Packing::affine4> {
-  static constant constexpr uint kNumbers = 16;
+// Codes of which a lane multiplies two words at a time.
+struct CodeWords {
   typedef uint2 Codes;
   static inline Codes codes(const device uchar* codes, uint place) {
     return reinterpret_cast<const device uint2*>(codes)[place];
   }
-  static inline float value(Codes codes, uint i) {
-    return float(codes[i / 8] >> (i % 8 * 4) & 15u);
-  }
+};
+
+// Codes whose groups have a scale and a bias.
+template <typename T>
+struct AffineGroups : CodeWords {
   static inline float scale(Matrix<T> matrix, uint group) {
     return float(reinterpret_cast<const device T*>(matrix.scales)[group]);
   }
@@ -40,30 +41,26 @@ struct Format<T, Packing::affine4> {
 };
 
 template <typename T>
-struct Format<T, Packing::affine8> {
-  static constant constexpr uint kNumbers = 8;
-  typedef uint2 Codes;
-  static inline Codes codes(const device uchar* codes, uint place) {
-    return reinterpret_cast<const device uint2*>(codes)[place];
+struct Format<T, Packing::affine4> : AffineGroups<T> {
+  static constant constexpr uint kNumbers = 16;
+  static inline float value(uint2 codes, uint i) {
+    return float(codes[i / 8] >> (i % 8 * 4) & 15u);
   }
-  static inline float value(Codes codes, uint i) {
+};
+
+template <typename T>
+struct Format<T, Packing::affine8> : AffineGroups<T> {
+  static constant constexpr uint kNumbers = 8;
+  static inline float value(uint2 codes, uint i) {
     return float(codes[i / 4] >> (i % 4 * 8) & 255u);
   }
-  static inline float scale(Matrix<T> matrix, uint group) {
-    return float(reinterpret_cast<const device T*>(matrix.scales)[group]);
-  }
-  static inline float bias(Matrix<T> matrix, uint group) { return float(matrix.biases[group]); }
 };
 
 // Four-bit floats (sign, two bits of exponent, one of mantissa), and scales that are powers of two.
 template <typename T>
-struct Format<T, Packing::mxfp4> {
+struct Format<T, Packing::mxfp4> : CodeWords {
   static constant constexpr uint kNumbers = 16;
-  typedef uint2 Codes;
-  static inline Codes codes(const device uchar* codes, uint place) {
-    return reinterpret_cast<const device uint2*>(codes)[place];
-  }
-  static inline float value(Codes codes, uint i) {
+  static inline float value(uint2 codes, uint i) {
     const uint code = codes[i / 8] >> (i % 8 * 4);
     // As a half with these bits, the number is 2^-14 times as large, which the scale makes good.
     return float(as_type<half>(ushort((code & 7u) << 9 | (code & 8u) << 12)));

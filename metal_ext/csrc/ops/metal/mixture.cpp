@@ -13,11 +13,9 @@
 namespace quire::ops {
 namespace {
 
-constexpr int64_t kMostChosen = 32;    // a lane of route holds the weight of one
+constexpr int64_t kMostChosen = 32;  // a lane of route holds the weight of one
 
 using Weights = std::shared_ptr<const Mixture>;
-
-size_t groups_for(size_t numbers, size_t each) { return (numbers + each - 1) / each; }
 
 // Encodes four commands, each of which reads what the one before has written.
 struct MixtureStep {
@@ -31,83 +29,82 @@ struct MixtureStep {
   // expert, and weights to keep.
   void encode(
       Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
-    const Mixture& its = *weights;
-    const bool shares = !its.shared.empty();
+    const bool shares = weights->has_shared();
     const mx::array x = encoder.contiguous(in[0]);
     const mx::array residual = encoder.contiguous(in[1]);
     const mx::array logits = encoder.contiguous(in[2]);
     const mx::array opening = shares ? encoder.contiguous(in[3]) : x;
     allocate_on_device(out[0]);
     const auto rows = narrowed<uint32_t>("rows", x.shape(0));
-    const uint32_t pairs = rows * its.chosen;
+    const uint32_t pairs = rows * weights->chosen;
     const uint32_t all_pairs = pairs + (shares ? rows : 0);
-    const uint32_t experts = its.gate->experts();
-    const uint32_t hidden = its.gate->inputs();
+    const uint32_t experts = weights->gate->experts();
+    const uint32_t hidden = weights->gate->inputs();
     const metal::RouteArguments routing{
-        rows, experts, its.chosen, its.normalised ? 1u : 0u, shares ? 1u : 0u,
+        rows, experts, weights->chosen, weights->normalised ? 1u : 0u, shares ? 1u : 0u,
         most_tiles(rows, pairs, experts, shares)};
-    mx::array shares_of_rows = temporary(rows, its.chosen, mx::float32);
+    mx::array route_weights = temporary(rows, weights->chosen, mx::float32);
     mx::array order = temporary(all_pairs, 1, mx::uint32);
     mx::array tiles =
         temporary(routing.tiles, sizeof(metal::ExpertTile) / sizeof(uint32_t), mx::uint32);
-    mx::array gated = temporary(all_pairs, its.inner, x.dtype());
+    mx::array gated = temporary(all_pairs, weights->inner, x.dtype());
     mx::array products = temporary(all_pairs, hidden, mx::float32);
 
     encoder.kernel(route);
     encoder.input(logits, 0);
-    encoder.output(shares_of_rows, 1);
+    encoder.output(route_weights, 1);
     encoder.output(order, 2);
     encoder.output(tiles, 3);
     encoder.bytes(routing, 4);
     encoder.run_groups(MTL::Size(1, 1, 1));
 
-    const Stored& shared_gate = shares ? its.shared[0] : its.gate;
-    const Stored& shared_up = shares ? its.shared[1] : its.up;
-    const Stored& shared_down = shares ? its.shared[2] : its.down;
+    const Stored& shared_gate = shares ? weights->shared[0] : weights->gate;
+    const Stored& shared_up = shares ? weights->shared[1] : weights->up;
+    const Stored& shared_down = shares ? weights->shared[2] : weights->down;
     metal::ExpertArguments arguments{
-        hidden, its.inner, its.gate->outputs(), experts, pairs, its.chosen,
-        its.gate->group_shift(), its.gate->has_bias() ? 1u : 0u, its.gate_number, 0};
+        hidden, weights->inner, weights->gate->outputs(), experts, pairs, weights->chosen,
+        weights->gate->group_shift(), weights->gate->has_bias() ? 1u : 0u, weights->gate_number, 0};
     encoder.kernel(gates);
     encoder.input(x, 0);
     encoder.input(order, 1);
     encoder.input(tiles, 2);
-    its.gate->bind(encoder, 3, 4, 5);
-    its.up->bind(encoder, 6, 7, 8, its.first_up);
+    weights->gate->bind(encoder, 3, 4, 5);
+    weights->up->bind(encoder, 6, 7, 8, weights->first_up);
     shared_gate->bind(encoder, 9, 10, 11);
     shared_up->bind(encoder, 12, 13, 14);
-    its.gate->bind_bias(encoder, 15);
-    its.up->bind_bias(encoder, 16, its.first_up);
+    weights->gate->bind_bias(encoder, 15);
+    weights->up->bind_bias(encoder, 16, weights->first_up);
     encoder.output(gated, 17);
     encoder.bytes(arguments, 18);
     encoder.run_groups(
-        MTL::Size(routing.tiles, groups_for(its.inner, metal::kGateOutputs), 1));
+        MTL::Size(routing.tiles, tiles_of(weights->inner, metal::kGateOutputs), 1));
 
-    arguments.inputs = its.inner;
+    arguments.inputs = weights->inner;
     arguments.outputs = arguments.stride = hidden;
-    arguments.group_shift = its.down->group_shift();
-    arguments.added = its.down->has_bias() ? 1 : 0;
+    arguments.group_shift = weights->down->group_shift();
+    arguments.added = weights->down->has_bias() ? 1 : 0;
     encoder.kernel(downs);
     encoder.input(gated, 0);
     encoder.input(order, 1);
     encoder.input(tiles, 2);
-    its.down->bind(encoder, 3, 4, 5);
+    weights->down->bind(encoder, 3, 4, 5);
     shared_down->bind(encoder, 6, 7, 8);
-    its.down->bind_bias(encoder, 9);
+    weights->down->bind_bias(encoder, 9);
     encoder.output(products, 10);
     encoder.bytes(arguments, 11);
     encoder.run_groups(
-        MTL::Size(routing.tiles, groups_for(hidden, metal::kProductOutputs), 1));
+        MTL::Size(routing.tiles, tiles_of(hidden, metal::kProductOutputs), 1));
 
-    const metal::MixArguments mixing{hidden, rows, its.chosen, shares ? 1u : 0u};
+    const metal::MixArguments mixing{hidden, rows, weights->chosen, shares ? 1u : 0u};
     encoder.kernel(mix);
     encoder.input(products, 0);
-    encoder.input(shares_of_rows, 1);
+    encoder.input(route_weights, 1);
     encoder.input(opening, 2);
     encoder.input(residual, 3);
     encoder.output(out[0], 4);
     encoder.bytes(mixing, 5);
     encoder.run_threads(MTL::Size(hidden / 4, rows, 1));
-    for (mx::array* const each : {&shares_of_rows, &order, &tiles, &gated, &products}) {
+    for (mx::array* const each : {&route_weights, &order, &tiles, &gated, &products}) {
       encoder.keep(std::move(*each));
     }
   }
@@ -116,7 +113,7 @@ struct MixtureStep {
   static uint32_t most_tiles(uint32_t rows, uint32_t pairs, uint32_t experts, bool shares) {
     constexpr uint32_t kRows = metal::kTileRows;
     const uint32_t own = (pairs + (kRows - 1) * std::min(pairs, experts)) / kRows;
-    return own + (shares ? (rows + kRows - 1) / kRows : 0);
+    return own + (shares ? tiles_of(rows, kRows) : 0);
   }
 };
 
@@ -186,19 +183,18 @@ std::vector<Stored> Mixture::matrices() const {
 mx::array device::mixture(
     const mx::array& x, const mx::array& residual, const mx::array& logits,
     const std::shared_ptr<Mixture>& mixture, const std::optional<mx::array>& shared_gate) {
-  const Mixture& its = *mixture;
   const auto shape_of = [&x](uint32_t columns) {
     return mx::Shape{x.ndim() == 2 ? x.shape(0) : 0, narrowed<int>("columns", columns)};
   };
   require<std::invalid_argument>(
-      x.size() > 0 && x.shape() == shape_of(its.gate->inputs()) && residual.shape() == x.shape() &&
-          logits.shape() == shape_of(its.gate->experts()),
+      x.size() > 0 && x.shape() == shape_of(mixture->gate->inputs()) &&
+          residual.shape() == x.shape() && logits.shape() == shape_of(mixture->gate->experts()),
       "x and the residual must be [rows, hidden], and logits [rows, experts]");
   require<std::invalid_argument>(
-      shared_gate.has_value() == !its.shared.empty() &&
+      shared_gate.has_value() == mixture->has_shared() &&
           (!shared_gate || shared_gate->shape() == shape_of(1)),
       "shared_gate must be [rows, 1] if there is a shared expert, else None");
-  checked_between("pairs", int64_t{x.shape(0)} * its.chosen, 1, metal::kMaxPairs);
+  checked_between("pairs", int64_t{x.shape(0)} * mixture->chosen, 1, metal::kMaxPairs);
   check_same_type("x", x, "residual", residual);
   std::vector<mx::array> in{x, residual, logits};
   if (shared_gate) {
@@ -206,17 +202,16 @@ mx::array device::mixture(
     in.push_back(*shared_gate);
   }
   require<std::invalid_argument>(
-      !its.type || *its.type == x.dtype(), "x and the experts have different types");
-  for (const Stored& matrix : its.matrices()) {
-    const std::vector<mx::array> parts = matrix->arrays();
-    in.insert(in.end(), parts.begin(), parts.end());
+      !mixture->type || *mixture->type == x.dtype(), "x and the experts have different types");
+  for (const Stored& matrix : mixture->matrices()) {
+    matrix->append_to(in);
   }
   const metal::Number type = number_of("x", x.dtype());
   const uint32_t rows = x.shape(0) == 1 ? 1 : metal::kTileRows;
   MixtureStep step{
       mixture, metal::route_kernel(number_of("logits", logits.dtype())),
-      metal::expert_gates_kernel(type, its.gate->packing(), rows),
-      metal::expert_downs_kernel(type, its.down->packing(), rows), metal::mix_kernel(type)};
+      metal::expert_gates_kernel(type, mixture->gate->packing(), rows),
+      metal::expert_downs_kernel(type, mixture->down->packing(), rows), metal::mix_kernel(type)};
   return mx::array(
       x.shape(), x.dtype(), device_operation("mixture", std::move(step)), std::move(in));
 }

@@ -28,7 +28,7 @@ struct Mixture {
   std::vector<Stored> matrices() const;  // each once
   bool has_shared() const { return !shared.empty(); }
   // Returns the type of activations; none for any type.
-  const std::optional<mx::Dtype>& its_type() const { return type; }
+  const std::optional<mx::Dtype>& activations() const { return type; }
 
   Stored gate;
   Stored up;

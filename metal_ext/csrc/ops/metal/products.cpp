@@ -14,8 +14,6 @@ namespace {
 // Returns the number of rows for which a threadgroup reads a matrix once.
 uint32_t tile_rows(uint32_t rows) { return rows <= 2 ? rows : metal::kTileRows; }
 
-uint32_t tiles_of(uint32_t count, uint32_t tile) { return (count + tile - 1) / tile; }
-
 struct Products {
   std::vector<Stored> matrices;
   metal::Kernel kernel;
@@ -108,8 +106,7 @@ std::vector<mx::array> multiply_together(
     work.arguments.first_tiles[i] = work.tiles;
     work.tiles += tiles_of(matrix.outputs(), metal::kProductOutputs);
     shapes.push_back({x.shape(0), narrowed<int>("outputs", matrix.outputs())});
-    const std::vector<mx::array> parts = matrix.arrays();
-    in.insert(in.end(), parts.begin(), parts.end());
+    matrix.append_to(in);
   }
   const std::vector<mx::Dtype> types(matrices.size(), x.dtype());
   return mx::array::make_arrays(shapes, types, device_operation("multiply", std::move(work)), in);
@@ -169,10 +166,8 @@ mx::array device::multiply_gated(
   work.arguments.outputs[0] = gate->outputs();
   work.arguments.gate = number_of_gate(kind);
   std::vector<mx::array> in{x};
-  for (const Stored& matrix : {gate, up}) {
-    const std::vector<mx::array> parts = matrix->arrays();
-    in.insert(in.end(), parts.begin(), parts.end());
-  }
+  gate->append_to(in);
+  up->append_to(in);
   return mx::array(
       {x.shape(0), narrowed<int>("outputs", gate->outputs())}, x.dtype(),
       device_operation("multiply_gated", std::move(work)), std::move(in));

@@ -99,14 +99,13 @@ bool StoredMatrix::shares_format(const StoredMatrix& other) const {
          inputs_ == other.inputs_;
 }
 
-std::vector<mx::array> StoredMatrix::arrays() const {
-  std::vector<mx::array> all{weight_};
+void StoredMatrix::append_to(std::vector<mx::array>& inputs) const {
+  inputs.push_back(weight_);
   for (const auto* part : {&scales_, &biases_, &bias_}) {
     if (*part) {
-      all.push_back(**part);
+      inputs.push_back(**part);
     }
   }
-  return all;
 }
 
 void StoredMatrix::bind(

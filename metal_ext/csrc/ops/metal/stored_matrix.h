@@ -38,8 +38,8 @@ class StoredMatrix {
   // Tells whether one command can multiply rows by both.
   bool shares_format(const StoredMatrix& other) const;
 
-  // Returns all arrays. They must be inputs of each operation, because MLX keeps inputs alive.
-  std::vector<mx::array> arrays() const;
+  // Appends all arrays. They must be inputs of each operation, because MLX keeps inputs alive.
+  void append_to(std::vector<mx::array>& inputs) const;
   // Binds codes (or plain numbers), scales and biases, from output `first` of each expert on, to
   // these indices. Binds the codes in the place of arrays that the matrix does not have.
   void bind(Encoder& encoder, int codes, int scales, int biases, uint32_t first = 0) const;
@@ -63,5 +63,8 @@ class StoredMatrix {
 };
 
 using Stored = std::shared_ptr<const StoredMatrix>;
+
+// Returns the number of tiles that `count` rows or outputs fill, the last one maybe in part.
+inline uint32_t tiles_of(uint32_t count, uint32_t tile) { return (count + tile - 1) / tile; }
 
 }  // namespace quire::ops
