@@ -47,7 +47,7 @@ GateFunction = Callable[[mx.array, mx.array], mx.array]
 
 
 def has_few_pairs(spec: Experts, tokens: int) -> bool:
-    """Return whether quire's own kernels compute a mixture of so many tokens."""
+    """Return True if quire's own kernels compute a mixture for this number of tokens."""
     return tokens * spec.chosen < min(MOST_PAIRS, LEAST_PAIRS_PER_EXPERT * spec.experts)
 
 
@@ -157,8 +157,7 @@ class MlxOps:
         if metal_ext.HAS_METAL:
             kept = ((name, matrix.on_metal()) for name, matrix in self._matrices.items())
             self._on_metal = {name: matrix for name, matrix in kept if matrix is not None}
-            mlps = [(layer.mlp, at.mlp) for layer, at in self._layers]
-            for spec, tensors in mlps:
+            for spec, tensors in ((layer.mlp, at.mlp) for layer, at in self._layers):
                 if isinstance(spec, Experts) and isinstance(tensors, MixtureTensors):
                     self._mixtures[tensors.down.name] = self._mixture_on_metal(spec, tensors)
         self._matrices = {name: matrix.uncounted() for name, matrix in self._matrices.items()}
@@ -307,11 +306,8 @@ class MlxOps:
     ) -> "metal_ext.Mixture | None":
         """Return the experts for quire's own kernels, or None where MLX has to multiply."""
         own = self._mixtures.get(tensors.down.name)
-        return (
-            own
-            if own and has_few_pairs(spec, len(x)) and (own.dtype or x.dtype) == x.dtype
-            else None
-        )
+        fits = own is not None and has_few_pairs(spec, len(x)) and _takes(own, x)
+        return own if fits else None
 
     def _normed(self, x: mx.array, norm: Vector) -> mx.array:
         return mx.fast.rms_norm(x, self._vectors[norm.name], self._eps)
@@ -378,11 +374,15 @@ class MlxOps:
     def _own_matrices(self, x: mx.array, product: Product) -> "list[metal_ext.StoredMatrix]":
         """Return the matrices for quire's own kernels, or none where MLX has to multiply."""
         own = [self._on_metal.get(matrix.name) for matrix in product]
-        fit = [m for m in own if m is not None and (m.dtype is None or m.dtype == x.dtype)]
+        fit = [each for each in own if each is not None and _takes(each, x)]
         return fit if len(x) <= FEW_ROWS and len(fit) == len(own) else []
 
     def _product(self, x: mx.array, matrix: Matrix) -> mx.array:
         return _multiply(x, self._matrices[matrix.name])
+
+
+def _takes(own: "metal_ext.StoredMatrix | metal_ext.Mixture", x: mx.array) -> bool:
+    return own.dtype is None or own.dtype == x.dtype
 
 
 def _head_norms(mixer: AttentionTensors | DeltaTensors) -> list[Vector]:
