@@ -11,12 +11,12 @@ import pytest
 from tests.metal.kernels.device import PRODUCT, Device, struct
 from tests.metal.kernels.formats import FORMATS, Floats, Format, Stored
 from tests.metal.kernels.memory import exact_copy
+from tests.metal.kernels.packed import pack
 from tests.metal.kernels.reference import gated
 
 THREADS, OUTPUTS, GATE_OUTPUTS, MATRICES = 64, 8, 4, 4
 ROUNDING = {"float": 0.0, "half": 2.0**-11, "bfloat": 2.0**-8}
-SUMMED = 3e-6  # of the sum of what is added, in float32
-FLOATS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+SUMMED = 3e-6  # of the sum of a product's absolute terms, in float32
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Packing:
 
 
 PACKINGS = [
-    *(Packing("plain", 1, 80), Packing("mxfp4", 32, 768), Packing("affine4", 32, 96)),
+    *(Packing("plain", 1, 592), Packing("mxfp4", 32, 768), Packing("affine4", 32, 96)),
     *(Packing("affine4", 64, 896), Packing("affine4", 128, 1024), Packing("affine8", 32, 544)),
     *(Packing("affine8", 64, 768), Packing("affine8", 128, 896)),
 ]
@@ -52,7 +52,7 @@ IN_ALL_FORMATS = pytest.mark.parametrize(
 class Weights:
     """A random matrix: what kernels read, and its numbers."""
 
-    parts: tuple[Stored, Stored, Stored]
+    parts: list[Stored]
     added: Stored
     numbers: Floats
 
@@ -63,23 +63,9 @@ class Weights:
 
 def weights(number: Format, packing: Packing, outputs: int, seed: int) -> Weights:
     random = np.random.default_rng(seed)
-    shape, groups = (outputs, packing.inputs), (outputs, packing.inputs // packing.group)
-    added, none = number.encode(random.normal(size=outputs)), np.zeros(4, np.uint8)
-    if not packing.bits:
-        plain = number.encode(random.normal(size=shape))
-        return Weights((plain, none, none), added, number.decode(plain))
-    codes = random.integers(0, 1 << packing.bits, shape)
-    per_word = 32 // packing.bits
-    words = codes.reshape(outputs, -1, per_word) << (packing.bits * np.arange(per_word))
-    packed = words.sum(axis=2).astype(np.uint32)
-    if packing.name == "mxfp4":
-        exponents = random.integers(120, 132, groups).astype(np.uint8)
-        values = FLOATS[codes & 7] * np.where(codes & 8, -1, 1)
-        scaled = values * np.repeat(2.0 ** (exponents.astype(int) - 127), 32, axis=1)
-        return Weights((packed, exponents, none), added, scaled)
-    scales, biases = (number.encode(random.normal(size=groups)) for _ in "sb")
-    scale, bias = (number.decode(a).repeat(packing.group, axis=1) for a in (scales, biases))
-    return Weights((packed, scales, biases), added, codes * scale + bias)
+    shape = outputs, packing.inputs
+    packed = pack(random, number.name, packing.name, *shape, group=packing.group)
+    return Weights(packed.parts, number.encode(random.normal(size=outputs)), packed.numbers)
 
 
 def random_rows(name: str, rows: int, inputs: int) -> Stored:
@@ -117,7 +103,7 @@ def multiply(
 
 
 def check(name: str, found: Stored, product: Floats, bias: Floats, size: Floats) -> None:
-    """``size`` is the sum of what is added in a product, without signs."""
+    """``size`` is the sum of a product's absolute terms."""
     off = np.abs(FORMATS[name].decode(found) - (product + bias))
     rounded = ROUNDING[name] * (np.abs(product) + np.abs(product + bias))
     assert (off <= rounded + SUMMED * (size + np.abs(bias))).all()
@@ -125,7 +111,7 @@ def check(name: str, found: Stored, product: Floats, bias: Floats, size: Floats)
 
 def by_mlx(name: str, packing: Packing, x: Floats, its: Weights) -> Floats:
     """In float32."""
-    wide, codes = mx.array(x.astype(np.float32)), its.parts[0]
+    wide, codes = mx.array(x.astype(np.float32)), its.parts[0].view(np.uint32)
     if not packing.bits:
         return np.array(wide @ mx.array(its.numbers.astype(np.float32)).T).astype(np.float64)
     affine = packing.name != "mxfp4"
