@@ -81,6 +81,14 @@ class AddressRange:
         mappings in dense ranges, and for ranges of a ``MetalKVBackend``, which only ``Mapper``
         maps. Raises OSError(ENOMEM) and maps nothing if the process may have no more mappings.
         Releases the GIL."""
+    def write_block(self, block: int, fd: int, offset: int) -> int:
+        """Writes a mapped block's bytes, region by region, to the file at ``offset``. Returns their
+        CRC-32C (Castagnoli). The block must stay mapped and unchanged until the call returns. Raises
+        RuntimeError for an unmapped block, OSError if the system refuses. Releases the GIL."""
+    def read_block(self, block: int, fd: int, offset: int) -> int:
+        """Fills a block that is mapped writable with the bytes that ``write_block`` has written, and
+        returns their CRC-32C. Raises RuntimeError for another block, OSError if the system refuses,
+        with EIO if the file ends too early. Releases the GIL."""
     @property
     def mapped_tokens(self) -> int:
         """The number of tokens of the leading mapped blocks, including read-only blocks."""
@@ -338,6 +346,12 @@ class MetalKVBackend:
     def commit_slot(self, slot: int) -> int:
         """Allocates a slot's memory before a step uses the slot. Returns the bytes of all slots
         with memory. Raises OSError(ENOMEM) if the device refuses."""
+    def write_slot(self, slot: int, fd: int, offset: int) -> int:
+        """Writes a slot's bytes to a file, as ``AddressRange.write_block`` does. Raises RuntimeError
+        for a slot without memory."""
+    def read_slot(self, slot: int, fd: int, offset: int) -> int:
+        """Fills a slot from a file, as ``AddressRange.read_block`` does. A step may read the slot
+        then. Raises RuntimeError for a slot without memory."""
     def state_rows(
         self,
         rows: MetalRows,
@@ -500,6 +514,10 @@ class StateMemory:
         """Releases whole pages, which then hold zeros. Raises ValueError for parts of pages."""
     def committed(self, offset: int, bytes: int) -> int:
         """Returns how many of these bytes occupy memory. Raises ValueError for parts of pages."""
+    def write_record(self, offset: int, bytes: int, fd: int, file_offset: int) -> int:
+        """Writes these bytes to a file, as ``AddressRange.write_block`` does."""
+    def read_record(self, offset: int, bytes: int, fd: int, file_offset: int) -> int:
+        """Fills these bytes from a file, as ``AddressRange.read_block`` does."""
 
 class StateRows:
     """The addresses of the state slots that the sequences of one step read and write."""

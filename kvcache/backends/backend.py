@@ -140,9 +140,9 @@ class PageBackend(Protocol):
     into blocks. Buffers are address ranges in which blocks are mapped. A block is writable in one
     buffer at most.
 
-    Only the engine thread may call methods, except ``committed_bytes``, and ``completed_ticket``
-    while the engine thread hangs. Operations on other threads get tickets, which are rising
-    numbers."""
+    Only the engine thread may call methods, except ``committed_bytes``, ``write_block`` and
+    ``read_block``, and ``completed_ticket`` while the engine thread hangs. Operations on other
+    threads get tickets, which are rising numbers."""
 
     name: str
     releases: Releases
@@ -209,6 +209,17 @@ class PageBackend(Protocol):
     ) -> None:
         """Copy the K and V of a block's first ``tokens`` tokens to a writable block of another
         buffer. This call waits until all earlier steps and the copy are complete."""
+
+    def write_block(self, buffer: int, block: int, fd: int, offset: int) -> int:
+        """Write a block's bytes, region by region, to an open file at ``offset``, and return their
+        CRC-32C. The block must be mapped, and must not change, until this returns. Any thread may
+        call this. Raises OSError."""
+
+    def read_block(self, buffer: int, block: int, fd: int, offset: int) -> int:
+        """Fill a block with what ``write_block`` has written, and return the CRC-32C of the bytes.
+        The block must be mapped writable, and unused, until this returns. Any thread may call this.
+        Raises OSError, with EIO if the file ends before the block does, and leaves the block
+        partly filled then."""
 
     def completed_ticket(self) -> int:
         """Return the newest ticket up to which all operations are done. May raise
@@ -277,12 +288,27 @@ class StateMemory(Protocol):
         rows. ``step`` has the K and V rows of the same step. The slots are in use until that step
         ends."""
 
+    def write_record(self, slot: int, fd: int, offset: int) -> int:
+        """Write a slot's bytes to an open file at ``offset``, and return their CRC-32C. The slot
+        must have memory, and must not change, until this returns. Any thread may call this. Raises
+        OSError."""
+
+    def read_record(self, slot: int, fd: int, offset: int) -> int:
+        """Fill a slot with what ``write_record`` has written, and return the CRC-32C of the bytes.
+        The slot must have memory, and be unused, until this returns. Any thread may call this.
+        Raises OSError, as ``PageBackend.read_block`` does."""
+
     def committed_bytes(self, slots: Sequence[int]) -> int:
         """Return the bytes that the system counts as used by ``slots``, measured a short time ago.
         ``slots`` must be all slots that may hold memory."""
 
     def release(self, slots: Sequence[int]) -> None:
         """Give the memory of slots back to the system where possible. The slots stay usable."""
+
+
+def file_checksum(file: int, nbytes: int) -> int:
+    """Return the CRC-32C of an open file's first bytes, as ``write_block`` does. Raises OSError."""
+    return metal_ext.StateMemory(nbytes).read_record(0, nbytes, file, 0)
 
 
 def native_geometry(group: Group) -> metal_ext.Geometry:

@@ -172,6 +172,12 @@ class MetalStates:
         rows = self._kv_backend.state_rows(step.native, native)
         return StateRows(self._layout, rows, self._kv_backend)
 
+    def write_record(self, slot: int, fd: int, offset: int) -> int:
+        return self._kv_backend.write_slot(slot, fd, offset)
+
+    def read_record(self, slot: int, fd: int, offset: int) -> int:
+        return self._kv_backend.read_slot(slot, fd, offset)
+
     def committed_bytes(self, slots: Sequence[int]) -> int:
         return self._bytes
 

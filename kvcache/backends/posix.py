@@ -65,6 +65,12 @@ class NativeMemory:
     def release(self, heap: int, block: int, count: int) -> int:
         return self._mapper.release(self._heaps[heap], block, count)
 
+    def write_block(self, buffer: int, block: int, fd: int, offset: int) -> int:
+        return self._ranges[buffer].write_block(block, fd, offset)
+
+    def read_block(self, buffer: int, block: int, fd: int, offset: int) -> int:
+        return self._ranges[buffer].read_block(block, fd, offset)
+
     def committed_bytes(self) -> int:
         return sum(heap.committed_bytes for heap in tuple(self._heaps))
 
@@ -116,6 +122,15 @@ class NativeStates:
         ]
         rows = metal_ext.StateRows(native, [self._memory])
         return StateRows(self._layout, rows, self._workers)
+
+    def write_record(self, slot: int, fd: int, offset: int) -> int:
+        size = self._layout.slot_bytes
+        return self._memory.write_record(slot * size, size, fd, offset)
+
+    def read_record(self, slot: int, fd: int, offset: int) -> int:
+        self._measured_at = float("-inf")
+        size = self._layout.slot_bytes
+        return self._memory.read_record(slot * size, size, fd, offset)
 
     def committed_bytes(self, slots: Sequence[int]) -> int:
         if (now := self._clock()) - self._measured_at >= MEASURED_EVERY_S:

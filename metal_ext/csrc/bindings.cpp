@@ -31,6 +31,18 @@ void translate_system_error(const std::exception_ptr& error, void*) {
   }
 }
 
+template <Direction direction>
+uint32_t move_block(const RangePointer& range, int64_t block, int64_t fd, int64_t offset) {
+  return range->move_block(direction, block, fd, offset);
+}
+
+template <Direction direction>
+uint32_t move_states(
+    const std::shared_ptr<StateMemory>& memory, int64_t offset, int64_t bytes, int64_t fd,
+    int64_t file_offset) {
+  return memory->move(direction, offset, bytes, fd, file_offset);
+}
+
 void bind_memory(nb::module_& m) {
   nb::class_<Geometry>(m, "Geometry")
       .def(nb::init<int64_t, int64_t, int64_t, int64_t, const std::vector<int64_t>&, int64_t>(),
@@ -54,6 +66,10 @@ void bind_memory(nb::module_& m) {
         ops::check_on_host(*range);
         range->map(heap, heap_block, block, count, writable);
       }, "heap"_a, "heap_block"_a, "block"_a, "count"_a, "writable"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("write_block", &move_block<Direction::to_file>, "block"_a, "fd"_a, "offset"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("read_block", &move_block<Direction::from_file>, "block"_a, "fd"_a, "offset"_a,
            nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("mapped_tokens", held(&AddressRange::mapped_tokens))
       .def_prop_ro("base_address", [](const RangePointer& range) {
@@ -169,7 +185,11 @@ void bind_states(nb::module_& m) {
       .def("release", held(&StateMemory::release), "offset"_a, "bytes"_a,
            nb::call_guard<nb::gil_scoped_release>())
       .def("committed", held(&StateMemory::committed), "offset"_a, "bytes"_a,
-           nb::call_guard<nb::gil_scoped_release>());
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("write_record", &move_states<Direction::to_file>, "offset"_a, "bytes"_a, "fd"_a,
+           "file_offset"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("read_record", &move_states<Direction::from_file>, "offset"_a, "bytes"_a, "fd"_a,
+           "file_offset"_a, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<Handle<StateRows>>(m, "StateRows")
       .def("__init__", &construct<StateRows, std::vector<StateSegment>,

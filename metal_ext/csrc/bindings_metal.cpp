@@ -134,6 +134,12 @@ std::shared_ptr<ops::MetalStateRows> make_state_rows(
   return std::make_shared<ops::MetalStateRows>(rows, native);
 }
 
+template <Direction direction>
+uint32_t move_slot(const DeviceMemory& kv_backend, int64_t slot, int64_t fd, int64_t offset) {
+  const uint64_t number = checked_between("slot", slot, 0, kMaxSlots);
+  return kv_backend->memory->move_slot(direction, number, fd, offset);
+}
+
 void bind_kv_backend(nb::module_& m) {
   nb::class_<Handle<ops::MetalStateRows>>(m, "MetalStateRows");
   nb::class_<Handle<ops::MetalRows>>(m, "MetalRows")
@@ -158,6 +164,10 @@ void bind_kv_backend(nb::module_& m) {
       .def("commit_slot", [](const DeviceMemory& s, int64_t slot) {
         return s->memory->commit_slot(checked_between("slot", slot, 0, kMaxSlots));
       }, "slot"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("write_slot", &move_slot<Direction::to_file>, "slot"_a, "fd"_a, "offset"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("read_slot", &move_slot<Direction::from_file>, "slot"_a, "fd"_a, "offset"_a,
+           nb::call_guard<nb::gil_scoped_release>())
       .def("rows", &make_rows, "segments"_a)
       .def("state_rows", &make_state_rows, "rows"_a, "segments"_a)
       .def("finish_mappings", [](const DeviceMemory& s, const MapperPointer& mapper) {

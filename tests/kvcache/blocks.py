@@ -1,8 +1,11 @@
 """Physical blocks with contents, and the places where they are mapped."""
 
+import errno
+import os
 from array import array
 from dataclasses import dataclass
 from enum import Enum
+from zlib import crc32
 
 SLOT_BYTES = 8
 POISON = 0xDEAD_BEEF_DEAD_BEEF
@@ -61,3 +64,18 @@ class Mapping:
     block: Block
     writable: bool
     state: MappingState
+
+
+def write_image(fd: int, offset: int, image: bytes, size: int) -> int:
+    """Write contents as a record of so many bytes, and return a checksum of these."""
+    record = image.ljust(size, b"\0")
+    if len(record) != size or os.pwrite(fd, record, offset) != size:
+        raise MistakeError(f"a record of {size} bytes cannot hold {len(image)}")
+    return crc32(record)
+
+
+def read_image(fd: int, offset: int, size: int) -> bytes:
+    record = os.pread(fd, size, offset)
+    if len(record) < size:
+        raise OSError(errno.EIO, "the file ends before the record")
+    return record

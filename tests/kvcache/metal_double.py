@@ -9,6 +9,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
+from zlib import crc32
 
 import mlx.core as mx
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 
 import metal_ext
 from metal_ext import CpuWorkers, GatedDelta, StateMemory, StateRows, gated_delta
+from tests.kvcache.blocks import read_image, write_image
 
 NO_MEMORY = OSError(errno.ENOMEM, "the device refuses")
 
@@ -159,6 +161,29 @@ class Range:
     """By block: heap, block of the heap, writable."""
     begun: set[int] = field(default_factory=set)
     """Blocks whose mapping is not finished."""
+
+    def write_block(self, block: int, fd: int, offset: int) -> int:
+        record = b"".join(region.tobytes() for region in self._regions(block))
+        return write_image(fd, offset, record, len(record))
+
+    def read_block(self, block: int, fd: int, offset: int) -> int:
+        regions = self._regions(block)
+        if not self.mapped[block][2]:
+            raise RuntimeError(f"block {block} is read-only")
+        record = read_image(fd, offset, sum(region.nbytes for region in regions))
+        at = 0
+        for region in regions:
+            part = np.frombuffer(record, np.uint8, region.nbytes, at)
+            region[:] = part.reshape(region.shape)
+            at += region.nbytes
+        return crc32(record)
+
+    def _regions(self, block: int) -> list[np.ndarray]:
+        if block not in self.mapped or block in self.begun:
+            raise RuntimeError(f"block {block} is not mapped")
+        heap, place, _ = self.mapped[block]
+        assert heap.blocks is not None
+        return heap.blocks[place]
 
     def rows(self, region: int, tokens: int, size: int) -> np.ndarray:
         """``[tokens, row bytes]``: NaN where nothing is mapped."""
@@ -358,6 +383,17 @@ class KVBackend:
             raise NO_MEMORY
         self.slots.made.add(slot)
         return len(self.slots.made) * self.slots.slot_bytes
+
+    def write_slot(self, slot: int, fd: int, offset: int) -> int:
+        """With twice the room in the file, too."""
+        assert self.slots is not None
+        at = self.slots.address(slot) - self.slots.memory.address
+        return self.slots.memory.write_record(at, 2 * self.slots.slot_bytes, fd, offset)
+
+    def read_slot(self, slot: int, fd: int, offset: int) -> int:
+        assert self.slots is not None
+        at = self.slots.address(slot) - self.slots.memory.address
+        return self.slots.memory.read_record(at, 2 * self.slots.slot_bytes, fd, offset)
 
     def state_rows(
         self, rows: Rows, segments: list[tuple[int, int | None, list[tuple[int, int]]]]

@@ -14,10 +14,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
 from typing import Any
+from zlib import crc32
 
 from kvcache.backends.backend import BackendFailedError, Releases, Segment
 from kvcache.layout import Group
-from tests.kvcache.blocks import POISON, POISON_BYTES, Block, Mapping, MappingState, MistakeError
+from tests.kvcache.blocks import (
+    POISON,
+    POISON_BYTES,
+    SLOT_BYTES,
+    Block,
+    Mapping,
+    MappingState,
+    MistakeError,
+    read_image,
+    write_image,
+)
 from tests.kvcache.memory_faults import MemoryFaults
 
 
@@ -75,6 +86,8 @@ class StrictMemory:
     issued: int = 0
     completed: int = 0
     """Tickets, in order."""
+    owners: dict[bytes, object] = field(default_factory=dict)
+    """Of the blocks that were written to files, by their contents."""
     released: list[tuple[int, int, int]] = field(default_factory=list)
     """Heap, first block and count of every release."""
     mappings: dict[tuple[int, int], Mapping] = field(default_factory=dict)
@@ -256,6 +269,22 @@ class StrictMemory:
         given.owner = taken.owner
         self.copies += 1
         self.copied_bytes += tokens * self.group.bytes_per_token
+
+    def write_block(self, buffer: int, block: int, fd: int, offset: int) -> int:
+        taken = self._readable(buffer, block).block
+        if self.holds_contents and POISON in taken.slots:
+            raise MistakeError(f"{taken} is written to a file and is not full")
+        self.owners[taken.slots.tobytes()] = taken.owner
+        return write_image(fd, offset, taken.slots.tobytes(), self.group.block_bytes)
+
+    def read_block(self, buffer: int, block: int, fd: int, offset: int) -> int:
+        given = self._writable(buffer, block).block
+        given.poison()
+        image = read_image(fd, offset, self.group.block_bytes)
+        slots = image[: len(given.slots) * SLOT_BYTES]
+        given.slots = array("Q", slots)
+        given.epoch, given.owner, given.writer = 0, self.owners.get(slots), None
+        return crc32(image)
 
     def committed_bytes(self) -> int:
         per_heap = [sum(block.touched for block in heap) for heap in self._heaps]

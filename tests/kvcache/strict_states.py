@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from kvcache.layout import KVShape, SlotLayout, StateSpec
 from kvcache.slots import StateSegment
-from tests.kvcache.blocks import MistakeError
+from tests.kvcache.blocks import MistakeError, read_image, write_image
 from tests.kvcache.memory_faults import MemoryFaults
 
 # Two recurrent layers, so that what lies behind the first state is the second one.
@@ -58,6 +59,27 @@ class StrictStates:
     def rows(self, segments: Sequence[StateSegment], step: object) -> Any:
         """The segments themselves: who plays the device goes through them."""
         return segments
+
+    def write_record(self, slot: int, fd: int, offset: int) -> int:
+        self._check_still(slot, writes=False)
+        size = self.slot_bytes
+        return write_image(fd, offset, bytes(self._memory[slot * size : (slot + 1) * size]), size)
+
+    def read_record(self, slot: int, fd: int, offset: int) -> int:
+        self._check_still(slot, writes=True)
+        size = self.slot_bytes
+        image = read_image(fd, offset, size)
+        self._memory[slot * size : (slot + 1) * size] = image
+        self.written.add(slot)
+        return crc32(image)
+
+    def _check_still(self, slot: int, *, writes: bool) -> None:
+        """No step writes the slot, nor reads what a file fills."""
+        if slot not in self.allocated:
+            raise MistakeError(f"slot {slot} has no memory")
+        for use in self._uses.get(slot, []):
+            if use.epoch > self.completed_epoch and (use.writes or writes):
+                raise MistakeError(f"slot {slot} is moved beside {use}")
 
     def committed_bytes(self, slots: Sequence[int]) -> int:
         if missing := self.written - set(slots):

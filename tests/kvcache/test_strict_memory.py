@@ -3,14 +3,17 @@
 from array import array
 from collections.abc import Callable
 from random import Random
+from tempfile import TemporaryFile
 
 import pytest
 
 from kvcache.backends.backend import PageBackend, Releases, Segment
 from kvcache.layout import Group, Region
+from kvcache.slots import StateSegment
 from tests.kvcache.blocks import POISON, MistakeError
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
+from tests.kvcache.strict_states import StrictStates
 
 TOKENS = 4  # per block
 REGIONS = tuple(Region(0, kind, row_bytes=4) for kind in ("keys", "values"))
@@ -248,3 +251,39 @@ def test_what_nobody_writes_may_be_shared_and_copied() -> None:
     made.copy_block(1, 0, 0, 1, TOKENS)
     with pytest.raises(MistakeError, match="copied beyond what it holds"):
         made.copy_block(1, 0, 0, 1, TOKENS + 1)
+
+
+def test_a_full_block_passes_through_a_file_and_no_other() -> None:
+    made = filled()
+    assert made.map(1, 0, 1, 0, 1, writable=True)
+    with TemporaryFile() as file:
+        fd = file.fileno()
+        with pytest.raises(MistakeError, match="block 1 of heap 0 is written to a file and is not"):
+            made.write_block(0, 1, fd, 0)
+        total = made.write_block(0, 0, fd, 64)
+        with pytest.raises(OSError, match="the file ends before the record"):
+            made.read_block(1, 0, fd, 96)
+        assert made.slot(1, 0) == POISON
+        assert made.read_block(1, 0, fd, 64) == total
+        assert made.read(1, TOKENS)[0][1] == slots(4).tobytes()
+        assert made.map(2, 0, 1, 0, 1, writable=False)
+        with pytest.raises(MistakeError, match="block 0 of buffer 2 may only be read"):
+            made.read_block(2, 0, fd, 64)
+
+
+def test_a_slot_passes_through_a_file_when_no_step_uses_it() -> None:
+    states = StrictStates(3)
+    segment = StateSegment(2, None, ((2, 1),))
+    assert states.commit(1)
+    with TemporaryFile() as file:
+        fd = file.fileno()
+        states.advance(segment, 0, life=1, epoch=1, after=int)
+        with pytest.raises(MistakeError, match="slot 1 is moved beside"):
+            states.write_record(1, fd, 0)
+        states.completed_epoch = 1
+        total = states.write_record(1, fd, 0)
+        with pytest.raises(MistakeError, match="slot 2 has no memory"):
+            states.read_record(2, fd, 0)
+        assert states.commit(2)
+        assert states.read_record(2, fd, 0) == total
+    states.advance(StateSegment(1, 2, ((1, 2),)), 2, life=2, epoch=2, after=lambda rows: rows + 2)

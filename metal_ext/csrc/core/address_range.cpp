@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 #include "core/checked.h"
 #include "core/posix_memory.h"
@@ -144,6 +145,18 @@ void AddressRange::unmap(int64_t block, int64_t count) {
   free_slots(first, blocks);
 }
 
+uint32_t AddressRange::move_block(
+    Direction direction, int64_t block, int64_t fd, int64_t offset) {
+  checked_run("range blocks", block, 1, geometry_.blocks_per_range());
+  const FilePlace place(fd, offset, geometry_.block_bytes());
+  const auto number = static_cast<size_t>(block);
+  check_each(number, 1, true);
+  require<std::logic_error>(
+      direction == Direction::to_file || !first_read_only(number * geometry_.tokens_per_block(), 1),
+      "block ", block, " is read-only");
+  return move_memory(direction, number, place);
+}
+
 size_t AddressRange::mapped_tokens() const {
   const std::lock_guard lock(mutex_);
   return mapped_prefix_ * geometry_.tokens_per_block();
@@ -192,6 +205,15 @@ void require_one_block(const Geometry& geometry) {
 void require_dense_writable(bool writable) {
   require<std::invalid_argument>(
       writable, "a dense range shares nothing, so that it is always writable");
+}
+
+uint32_t HostRange::move_memory(Direction direction, size_t block, const FilePlace& place) {
+  std::vector<iovec> pieces;
+  for (size_t r = 0; r < geometry().regions(); ++r) {
+    const size_t bytes = geometry().region_block_bytes(r);
+    pieces.push_back({region(r) + slot(block) * bytes, bytes});
+  }
+  return move_record(direction, std::move(pieces), place);
 }
 
 SparseRange::SparseRange(const Geometry& geometry)

@@ -9,6 +9,7 @@
 
 #include "core/geometry.h"
 #include "core/heap.h"
+#include "core/records.h"
 
 namespace quire {
 
@@ -44,6 +45,11 @@ class AddressRange {
   void check_map(const Heap& heap, int64_t heap_block, int64_t block, int64_t count) const;
   // Throws std::logic_error if a block of [block, block + count) is not mapped.
   void unmap(int64_t block, int64_t count);
+  // Moves a mapped block's bytes, region by region, to or from a file, on any thread. Returns their
+  // CRC-32C. The block must not be unmapped or used meanwhile. Throws std::out_of_range for a block
+  // or an offset out of bounds, std::logic_error if the block is not mapped, or not writable where
+  // it is read from a file, and std::system_error as move_record() does.
+  uint32_t move_block(Direction direction, int64_t block, int64_t fd, int64_t offset);
   // Returns the slot of a mapped block in each region. Blocks of one run have consecutive slots.
   size_t slot(size_t block) const { return slots_.empty() ? block : slots_[block]; }
 
@@ -77,6 +83,7 @@ class AddressRange {
       bool writable) = 0;
   virtual void commit_memory(size_t block, size_t count) = 0;
   virtual void unmap_memory(size_t block, size_t count) = 0;
+  virtual uint32_t move_memory(Direction direction, size_t block, const FilePlace& place) = 0;
   // Finishes mappings that count_mapped() has not counted yet. If this throws, nothing changed.
   virtual void prepare_unmap() {}
   void count_mapped(size_t block, size_t count, bool writable) {
@@ -119,6 +126,9 @@ class HostRange : public AddressRange {
     std::byte* const first = base();
     return first == nullptr ? nullptr : first + geometry().range_region_offset(index);
   }
+
+ protected:
+  uint32_t move_memory(Direction direction, size_t block, const FilePlace& place) override;
 };
 
 // A range of reserved addresses, at which blocks of heaps in shared memory are mapped.

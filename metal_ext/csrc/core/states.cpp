@@ -52,6 +52,13 @@ size_t StateMemory::committed(int64_t offset, int64_t bytes) const {
   return private_committed(pages_at(offset, bytes), static_cast<size_t>(bytes));
 }
 
+uint32_t StateMemory::move(
+    Direction direction, int64_t offset, int64_t bytes, int64_t fd, int64_t file_offset) const {
+  checked_run("bytes of the memory", offset, bytes, bytes_);
+  const auto count = static_cast<size_t>(bytes);
+  return move_record(direction, {{address_ + offset, count}}, FilePlace(fd, file_offset, count));
+}
+
 StateRows::StateRows(
     const std::vector<StateSegment>& segments, std::vector<std::shared_ptr<StateMemory>> memories)
     : memories_(std::move(memories)), room_(StateMemory::kMaxBytes) {

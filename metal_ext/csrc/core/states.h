@@ -5,6 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "core/records.h"
+
 // State slots: each holds the states of all recurrent layers of one sequence at one position. This
 // file defines the slots' memory, and divides a step's rows where slots are read or written.
 namespace quire {
@@ -27,6 +29,9 @@ class StateMemory {
   // the bytes are not whole pages.
   void release(int64_t offset, int64_t bytes);
   size_t committed(int64_t offset, int64_t bytes) const;
+  // Moves bytes of this memory to or from a file, as AddressRange::move_block() does.
+  uint32_t move(
+      Direction direction, int64_t offset, int64_t bytes, int64_t fd, int64_t file_offset) const;
 
  private:
   std::byte* pages_at(int64_t offset, int64_t bytes) const;

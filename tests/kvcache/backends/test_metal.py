@@ -2,6 +2,7 @@
 
 import itertools
 from contextlib import AbstractContextManager
+from tempfile import TemporaryFile
 from typing import Any
 
 import mlx.core as mx
@@ -116,6 +117,25 @@ def test_a_block_can_be_read_in_many_buffers_and_written_in_one(device: Device) 
     assert (first_rows(backend, 1, TOKENS + 1, 1, "values")[:TOKENS] == 5.0).all()
     with pytest.raises(RuntimeError, match="would write a sealed block"):
         write(backend, 1, 6.0)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "paged"])
+def test_a_block_passes_through_a_file_and_is_shared(device: Device, kind: str) -> None:
+    backend = ready(kind)
+    assert backend.add_buffer()
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    assert backend.map(0, 1, 0, 1, 1, writable=True)
+    write(backend, 0, 7.0, TOKENS)
+    with TemporaryFile() as file:
+        total = backend.write_block(0, 0, file.fileno(), 0)
+        assert backend.read_block(0, 1, file.fileno(), 0) == total
+        assert backend.map(1, 0, 0, 1, 1, writable=False)
+        with pytest.raises(RuntimeError, match="block 0 is read-only"):
+            backend.read_block(1, 0, file.fileno(), 0)
+        with pytest.raises(RuntimeError, match="block 1 is not mapped"):
+            backend.write_block(1, 1, file.fileno(), 0)
+    assert backend.map(1, 1, 0, 2, 1, writable=True)
+    assert (first_rows(backend, 1, TOKENS + 1, 1, "values")[:TOKENS] == 7.0).all()
 
 
 def test_a_block_is_copied_on_the_mappers_thread_and_counted(device: Device) -> None:

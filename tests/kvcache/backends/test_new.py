@@ -1,3 +1,6 @@
+import os
+from tempfile import TemporaryFile
+
 import mlx.core as mx
 import pytest
 
@@ -58,6 +61,15 @@ def test_states_lie_where_k_and_v_do(monkeypatch: pytest.MonkeyPatch, kind: KVBa
     states = new_states(layout, 5, backend, workers)
     assert states is not None
     assert states.num_slots == 5
+    assert states.commit(1)
+    assert states.commit(4)
+    with TemporaryFile() as file:
+        file.truncate(2 * 2 * layout.slot_bytes)
+        zeros = states.write_record(1, file.fileno(), 0)
+        os.pwrite(file.fileno(), b"state", 100)
+        total = states.read_record(4, file.fileno(), 0)
+        assert total == states.write_record(4, file.fileno(), 2 * layout.slot_bytes)
+        assert states.write_record(1, file.fileno(), 0) == zeros != total
     if kind.on_gpu:
         slots = device.kv_backends[0].slots
         assert slots is not None

@@ -239,3 +239,28 @@ def test_the_memory_of_slots_is_measured_from_time_to_time() -> None:
     ctypes.memset(states._address(2), 1, 1)
     states.release([1])
     assert states.committed_bytes([2, 3]) == slot.slot_bytes + SYSTEM_PAGE_BYTES, "at once"
+
+
+def test_a_block_passes_through_a_file_into_another_buffer(tmp_path: Path) -> None:
+    backend = ready(PAGED.groups[0])
+    assert backend.add_buffer()
+    assert backend.map(0, 0, 0, 0, 1, writable=True)
+    assert backend.map(1, 0, 0, 1, 1, writable=True)
+    write(backend, 0, 5.0)
+    write(backend, 1, 6.0)
+    with (tmp_path / "record").open("w+b") as file:
+        total = backend.write_block(0, 0, file.fileno(), 0)
+        assert backend.read_block(1, 0, file.fileno(), 0) == total
+    for layer, kind in itertools.product(range(2), ("keys", "values")):
+        assert (first_rows(backend, 1, layer=layer, kind=kind) == 5.0).all()
+
+
+def test_a_slot_that_was_read_from_a_file_counts_at_once(tmp_path: Path) -> None:
+    slot = KVShape((), (StateSpec(1, 2, 32, 32, tail_rows=3),)).slot
+    assert slot is not None
+    states = NativeStates(slot, 2, metal_ext.CpuWorkers(1), clock=lambda: 0.0)
+    assert states.committed_bytes([]) == 0
+    with (tmp_path / "record").open("w+b") as file:
+        total = states.write_record(0, file.fileno(), 0)
+        assert states.read_record(1, file.fileno(), 0) == total
+    assert states.committed_bytes([1]) == slot.slot_bytes

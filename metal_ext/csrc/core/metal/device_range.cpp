@@ -153,6 +153,10 @@ void DeviceRange::copy_from(
   copy(source, source_block, block, tokens);
 }
 
+uint32_t DeviceRange::move_memory(Direction, size_t, const FilePlace&) {
+  throw std::logic_error("a GPU's blocks are not moved to files");
+}
+
 void DeviceRange::unmap_all() {
   size_t block = 0;
   while (block < places_.size()) {

@@ -77,6 +77,7 @@ class DeviceRange : public AddressRange {
       bool writable) final;
   void prepare_unmap() override;
   void commit_memory(size_t, size_t) final {}
+  uint32_t move_memory(Direction direction, size_t block, const FilePlace& place) override;
   void unmap_memory(size_t block, size_t count) final;
 
   // Only the mapper's thread may call this without holding Context::books.

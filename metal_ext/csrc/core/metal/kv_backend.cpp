@@ -111,6 +111,13 @@ size_t KVBackend::commit_slot(size_t slot) {
   return slots_->committed_bytes();
 }
 
+uint32_t KVBackend::move_slot(
+    Direction direction, size_t slot, int64_t fd, int64_t offset) const {
+  require_running();
+  require<std::logic_error>(slots_ != nullptr, "the backend has no slots");
+  return slots_->move(direction, slot, fd, offset);
+}
+
 void KVBackend::require_running() const {
   context_->health.require();
   const std::lock_guard books(context_->books);

@@ -55,6 +55,8 @@ class KVBackend {
   // Allocates a slot's memory, before a step that uses the slot begins. Returns the bytes of all
   // slots with memory. Throws what Slots::commit() throws, or std::logic_error without slots.
   size_t commit_slot(size_t slot);
+  // Moves a slot to or from a file. Throws what Slots::move() throws.
+  uint32_t move_slot(Direction direction, size_t slot, int64_t fd, int64_t offset) const;
 
   // Returns a range that this backend made. Throws std::invalid_argument for another range.
   DeviceRange& own(AddressRange& range) const;

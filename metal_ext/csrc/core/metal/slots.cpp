@@ -62,12 +62,23 @@ void Slots::require_slot(size_t slot) const {
   require<std::out_of_range>(slot < count(), "slot ", slot, " of ", count());
 }
 
+void Slots::require_memory(size_t slot) const {
+  require_slot(slot);
+  require<std::logic_error>(static_cast<bool>(buffers_[slot / slots_per_buffer_]), "slot ", slot,
+                            " has no memory");
+}
+
+uint32_t Slots::move(Direction direction, size_t slot, int64_t fd, int64_t offset) {
+  require_memory(slot);
+  auto* const first = static_cast<std::byte*>(buffers_[slot / slots_per_buffer_]->contents()) +
+                      slot % slots_per_buffer_ * slot_bytes_;
+  const FilePlace place(fd, offset, slot_bytes_);
+  const uint32_t sum = move_record(direction, {{first, slot_bytes_}}, place);
+  uses_[slot].filled |= direction == Direction::from_file;
+  return sum;
+}
+
 void Slots::check(const SlotSegment& segment) const {
-  const auto require_memory = [this](size_t slot) {
-    require_slot(slot);
-    require<std::logic_error>(static_cast<bool>(buffers_[slot / slots_per_buffer_]), "slot ", slot,
-                              " has no memory");
-  };
   if (segment.read) {
     require_memory(*segment.read);
   }
@@ -84,9 +95,10 @@ void Slots::check(const SlotSegment& segment) const {
 
 void Slots::check_use(
     uint64_t epoch, const SlotSegment& segment, const std::map<size_t, size_t>& readers) const {
+  const Use read = segment.read ? uses_[*segment.read] : Use{.filled = true};
   require<std::logic_error>(
-      !segment.read || uses_[*segment.read].written > 0, "slot ", segment.read.value_or(0),
-      " is read by epoch ", epoch, ", and nothing has written it");
+      read.filled || read.written > 0, "slot ", segment.read.value_or(0), " is read by epoch ",
+      epoch, ", and nothing has written it");
   const uint64_t completed = context_.epochs.completed();
   for (const SlotSegment::Write& write : segment.writes) {
     const bool goes_on = segment.read == write.slot;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/metal/context.h"
+#include "core/records.h"
 
 // State slots in a GPU's memory, and the check that no step overwrites what another one uses.
 namespace quire::metal {
@@ -26,7 +27,7 @@ struct SlotSegment {
 
 // A fixed number of state slots, in buffers that are made for their first slot and stay until
 // shutdown. A slot holds the states of all recurrent layers of one sequence at one position. Only
-// the engine's thread may call methods.
+// the engine's thread may call methods, but for move().
 //   buffer 0 | slot 0 | slot 1 | slot 2 |   buffer 1 | slot 3 | slot 4 | ...
 // Rule: a slot is overwritten only after every step that may use the slot has completed. But a
 // sequence may overwrite the slot that it reads, because MLX runs one sequence's steps in order
@@ -55,6 +56,10 @@ class Slots {
   // ascend, std::logic_error for a slot without memory.
   void use(uint64_t epoch, const std::vector<SlotSegment>& segments);
 
+  // Moves a slot's bytes to or from a file, as AddressRange::move_block() does, on any thread. The
+  // slot has memory, and no step may use it meanwhile.
+  uint32_t move(Direction direction, size_t slot, int64_t fd, int64_t offset);
+
   void drop() { buffers_.clear(); }
 
  private:
@@ -62,9 +67,11 @@ class Slots {
   struct Use {
     uint64_t written = 0;
     uint64_t read = 0;  // by sequences that do not write the slot
+    bool filled = false;  // whether the slot was read from a file
   };
 
   void require_slot(size_t slot) const;
+  void require_memory(size_t slot) const;
   void check(const SlotSegment& segment) const;
   // `readers` is {slot: number of segments of this step that read the slot}.
   void check_use(

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+// Moves records between memory and files, for a cache on a disk. A record holds the bytes of one
+// block in all regions, or of one state slot.
+namespace quire {
+
+enum class Direction { to_file, from_file };
+
+// A place in a file that others have opened.
+struct FilePlace {
+  // Throws std::out_of_range for a negative offset, or one that leaves no room for `bytes`.
+  FilePlace(int64_t fd, int64_t offset, size_t bytes);
+
+  int fd;
+  int64_t offset;
+};
+
+// Moves the pieces of memory, one behind the other, to or from the place in the file. Returns the
+// CRC-32C of the bytes that follow others, whose CRC-32C is `before`. Throws std::system_error if
+// the system fails a call; with the code EIO where the file ends before the record does.
+uint32_t move_record(
+    Direction direction, std::vector<iovec> pieces, const FilePlace& place, uint32_t before = 0);
+
+}  // namespace quire
