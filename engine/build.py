@@ -4,6 +4,7 @@ import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 
 import mlx.core as mx
 
@@ -41,6 +42,8 @@ from kvcache.budget import (
 )
 from kvcache.layout import KVFormat, KVShape, LayoutError
 from kvcache.manager import KVCacheManager
+from kvcache.tier.store import RecordStore, TierLimits, usual_held_bytes
+from kvcache.user_folders import prefixes_folder
 
 log = logging.getLogger(__name__)
 
@@ -319,7 +322,7 @@ def _build(
     config, warning = journal.gentler(config)
     if warning:
         log.warning(warning)
-    return assemble(
+    loop = assemble(
         plan.memory,
         config,
         model,
@@ -334,6 +337,28 @@ def _build(
         costs=RowCosts(costs_file(plan, identity)),
         draft_model=None if plan.checkpoint.spec.draft is None else model,
     )
+    store = open_records(config) if loop.limits.shared_block_tokens is not None else None
+    if store is not None:
+        kernels = "Metal" if plan.on_gpu else plan.instruction_set
+        loop.use_disk(store, f"{kernels}, MLX {version('mlx')}", str(plan.checkpoint.path))
+    return loop
+
+
+def open_records(config: EngineConfig) -> RecordStore | None:
+    """Return the prefixes in files, or None if they are off, or the folder cannot be used."""
+    if config.disk_bytes == 0:
+        log.info("prefixes on disk: off (cache.disk is 0)")
+        return None
+    try:
+        folder = prefixes_folder(config.disk_folder)
+        held = usual_held_bytes(folder) if config.disk_bytes is None else config.disk_bytes
+        store = RecordStore(folder, TierLimits(held, per_hour=config.disk_hourly_bytes))
+        held_now = gib(store.held_bytes)
+        log.info("prefixes on disk: %s, at most %s, %s held", folder, gib(held), held_now)
+        return store
+    except (OSError, RuntimeError) as error:  # a RuntimeError: there is no home folder
+        log.warning("prefixes on disk: off (%s)", error)
+        return None
 
 
 def compute_device(kv_backend: KVBackend) -> mx.Device:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from kvcache.stats import KVStats, MissReason
+from kvcache.stats import NO_DISK, DiskStats, KVStats, MissReason
 
 STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 SEQUENCE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -154,4 +154,5 @@ class EngineStats:
     """The number of MLX's command buffers with a command over K and V; 0 on a CPU."""
     measured: Distributions = NOTHING_MEASURED
     mlx: MlxMemory = NO_MLX
+    disk: DiskStats = NO_DISK
     kv: KVStats | None = None

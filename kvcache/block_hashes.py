@@ -3,7 +3,7 @@ is SHA-256(hash of the block before, token ids of the block). For the first bloc
 model, the layout and the salt replaces the hash of the block before."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from struct import Struct
 
@@ -18,6 +18,8 @@ class PrefixSalt:
     """Bytes that the server derives from the API key, and never from the request's body."""
     client: bytes = b""
     """The salt that the request itself names."""
+    may_be_written: bool = field(default=False, compare=False)
+    """True if blocks with this salt may be kept in files."""
 
 
 class BlockHashes:
@@ -27,6 +29,7 @@ class BlockHashes:
     def __init__(self, identity: bytes, salt: PrefixSalt, tokens_per_block: int) -> None:
         """``identity`` identifies the model and the layout. Every hash depends on it."""
         self.tokens_per_block = tokens_per_block
+        self.salt = salt
         self.num_tokens = 0
         """The number of tokens so far, including the tokens after the last full block."""
         self.max_cached_tokens: int | None = None

@@ -34,6 +34,13 @@ class CacheSettings:
     prefix_cache: bool = True
     prefix_keep_s: Annotated[float, Ge(0)] = 1800.0
     """Idle time after which cached prefixes are forgotten."""
+    disk_bytes: Annotated[int, Ge(0)] | None = None
+    """The most bytes of prefixes in files; None means a tenth of the free space, at most 16 GiB; 0
+    means that none are kept."""
+    disk_folder: str | None = None
+    """The folder of these files; None means one in the user's cache folder."""
+    disk_hourly_bytes: Annotated[int, Ge(0)] = 8 * 1024 * MIB
+    """The most bytes that all processes write to the folder in an hour."""
     max_sharers: Fixed[int] = 1024
     """The most buffers that may map the same block; the counter of macOS overflows at 2048."""
     kv_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"

@@ -3,11 +3,16 @@
 A model's head for drafts pairs each token with the hidden state of the token before it. The first
 row of a sequence takes that of an earlier step."""
 
+import errno
+import os
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
+
+from kvcache.backends.backend import file_checksum
 
 
 class HiddenRows:
@@ -32,6 +37,49 @@ class HiddenRow(NamedTuple):
 
     rows: HiddenRows
     number: int
+
+
+# The bytes of a hidden state's dtype in a file, as MLX's name.
+DTYPE_BYTES = 16
+
+
+class HiddenRecord(NamedTuple):
+    """A hidden state in a file: the name of its dtype and its bytes, padded to float32's."""
+
+    data: bytearray
+
+    @classmethod
+    def empty(cls, hidden_size: int) -> "HiddenRecord":
+        return cls(bytearray(DTYPE_BYTES + 4 * hidden_size))
+
+    @classmethod
+    def of(cls, row: HiddenRow) -> "HiddenRecord":
+        array = row.rows.array[row.number]
+        record, name = cls.empty(array.size), str(array.dtype).rpartition(".")[2].encode()
+        raw = np.array(array.view(mx.uint8)).tobytes()
+        record.data[: len(name)] = name
+        record.data[DTYPE_BYTES : DTYPE_BYTES + len(raw)] = raw
+        return record
+
+    def row(self) -> HiddenRow:
+        dtype = getattr(mx, bytes(self.data[:DTYPE_BYTES]).rstrip(b"\0").decode())
+        size = (len(self.data) - DTYPE_BYTES) // 4 * dtype.size
+        rows = HiddenRows()
+        raw = np.frombuffer(bytes(self.data[DTYPE_BYTES : DTYPE_BYTES + size]), np.uint8)
+        rows.array = mx.array(raw).view(dtype)[None]
+        return HiddenRow(rows, 0)
+
+    def write(self, fd: int) -> int:
+        """Write the record, and return its checksum. Raises OSError."""
+        if os.pwrite(fd, self.data, 0) < len(self.data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return file_checksum(fd, len(self.data))
+
+    def read(self, fd: int) -> int:
+        """Read the record, and return its checksum. Raises OSError."""
+        if os.preadv(fd, [self.data], 0) < len(self.data):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return file_checksum(fd, len(self.data))
 
 
 class HiddenStates:

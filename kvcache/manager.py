@@ -4,19 +4,23 @@ A sequence that begins like another one maps the other's sealed (full, read-only
 computing K and V again. What the layers keep is the groups' concern: every verb is a loop over
 them, and a sequence is at the same position in all."""
 
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from kvcache.backends.backend import BackendFailedError, PageBackend, Releases, StateMemory
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.budget import CacheLimits
 from kvcache.groups import make_groups
-from kvcache.groups.base import StepTokens, evict_cheapest
+from kvcache.groups.base import StepTokens, evict_cheapest, match_all
 from kvcache.inspector import KVMap
 from kvcache.layout import KVLayout
 from kvcache.prefixes import PendingPrefixes
 from kvcache.sequences import NO_BOUNDARIES, CachedSequence, Progress, PromptBoundaries
-from kvcache.stats import KVStats, MissReason, total
+from kvcache.stats import NO_DISK, DiskStats, KVStats, MissReason, total
+from kvcache.tier.store import RecordStore
+from kvcache.tier.tier import DiskTier, model_tag
 from kvcache.views import KVViews, OrderingHandles, layer_regions
 
 NO_DRAFTS: Mapping[int, int] = MappingProxyType({})
@@ -54,6 +58,24 @@ class KVCacheManager:
         """The number of steps that had to wait for a mapping of memory."""
         self._issued_epoch = self._completed_epoch = 0
         self._maps_while_running = backends[0].maps_while_running
+        self._tier: DiskTier | None = None
+
+    def use_disk(
+        self, store: RecordStore, seconds: Callable[[int, int], float], *, way: str, name: str
+    ) -> None:
+        """Keep prefixes in files. See DiskTier. ``way`` is all but the model and the layout on
+        which the bits of K and V depend; ``name`` is the model's, for people."""
+        tag = model_tag(self.identity, way)
+        store.name_model(tag, name)
+        size = self._layout.tokens_per_block
+        self._tier = DiskTier(
+            store,
+            self._groups,
+            tag=tag,
+            tokens_per_block=size,
+            prepare=self._finish_mappings,
+            seconds=seconds,
+        )
 
     # --- for the scheduler: opening sequences -----------------------------------------------------
 
@@ -84,25 +106,18 @@ class KVCacheManager:
         if not all(group.has_room(block_hashes, num_tokens) for group in self._groups):
             return None
         sequence = CachedSequence(seq_id, block_hashes, num_tokens, final_tokens, boundaries)
-        longest, wanted = self._match(block_hashes, 0)
+        longest, wanted = match_all(self._groups, block_hashes, 0)
         # If mapping the cached prefix needs too many mappings, open the sequence without it.
         for position in dict.fromkeys((longest, 0)):
             if self._open_at(sequence, position, wanted):
                 self._open[seq_id] = sequence
+                if self._tier is not None:
+                    sequence.disk_miss = self._tier.forget(seq_id)
+                    self._tier.note_hit(sequence, position)
                 return sequence.progress
             if self.wants_mapping_point:
                 break  # sharing can succeed when no step is in flight
         return None
-
-    def _match(self, hashes: BlockHashes, start: int) -> tuple[int, int]:
-        """Return two positions: the greatest one at which all groups can begin, and the greatest
-        one at which any group can. The sequence has all blocks before ``start``."""
-        ends = [group.match(hashes, start, hashes.shareable_blocks) for group in self._groups]
-        wanted = max(ends)
-        while min(ends) < max(ends):
-            position = min(ends)
-            ends = [group.match(hashes, start, position) for group in self._groups]
-        return ends[0], wanted
 
     def _open_at(self, sequence: CachedSequence, position: int, wanted: int) -> bool:
         """Open a sequence in all groups. Return False and leave no mapping if one group fails."""
@@ -121,7 +136,7 @@ class KVCacheManager:
         sequence = self._open[seq_id]
         if all(group.can_attach(seq_id) for group in self._groups):
             start = sequence.progress.computed // self._layout.tokens_per_block
-            position, _ = self._match(sequence.block_hashes, start)
+            position, _ = match_all(self._groups, sequence.block_hashes, start)
             self._attach(sequence, position)
         return sequence.progress.computed
 
@@ -186,14 +201,17 @@ class KVCacheManager:
         for group in self._groups:
             cached, reason = group.explain(seq_id, cached)
             miss = reason or miss
-        return cached, miss
+        return cached, miss and (self._open[seq_id].disk_miss or miss)
 
     # --- for the scheduler: growing and closing sequences -----------------------------------------
 
     def reserve(self, seq_id: int, num_tokens: int, drafts: int = 0) -> bool:
         """Get memory for tokens [0, num_tokens). Return False if memory is short or if mappings may
         not change now; the sequence then keeps what it has got."""
-        return all(group.reserve(seq_id, num_tokens, drafts) for group in self._groups)
+        fits = all(group.reserve(seq_id, num_tokens, drafts) for group in self._groups)
+        if not fits and self._tier is not None:
+            self._tier.give_up_reads()  # running sequences come first
+        return fits
 
     def commit(self, seq_id: int, token_ids: Sequence[int]) -> None:
         """Note that the K and V of the next ``len(token_ids)`` positions are valid."""
@@ -224,6 +242,8 @@ class KVCacheManager:
         self._pending.withdraw(sequence)
         for group in self._groups:
             group.close(seq_id, self._issued_epoch)
+        if self._tier is not None:
+            self._tier.note_end(sequence)
 
     @property
     def wants_mapping_point(self) -> bool:
@@ -232,8 +252,42 @@ class KVCacheManager:
 
     @property
     def recovering(self) -> bool:
-        """True if memory of closed sequences will still become free."""
-        return any(group.recovering for group in self._groups)
+        """True if memory of closed sequences will still become free, or prefixes are read."""
+        reading = self._tier is not None and self._tier.is_reading
+        return reading or any(group.recovering for group in self._groups)
+
+    # --- for the scheduler: prefixes in files -----------------------------------------------------
+
+    def waits_for_disk(
+        self, seq_id: int, hashes: BlockHashes, boundaries: PromptBoundaries
+    ) -> bool:
+        """Return True while a sequence that is not open waits for its prefix to be read. The first
+        call begins to read, if that is faster than computing."""
+        if self._tier is None or not hashes.salt.may_be_written:
+            return False
+        return self._tier.waits(seq_id, hashes, boundaries)
+
+    def stop_waiting(self, seq_id: int) -> None:
+        """Note that a sequence will not be opened."""
+        if self._tier is not None:
+            self._tier.forget(seq_id)
+
+    def write_to_disk(self, limit_s: float) -> None:
+        """Write the ends of conversations to files now, for this long at most."""
+        if self._tier is None:
+            return
+        self._tier.write_ends_now()
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until and self._tier.is_writing(until):
+            time.sleep(min(limit_s, self._tier.poll_s()))
+            self.step_completed(self._completed_epoch)
+
+    def disk_poll_s(self) -> float:
+        """Return after how many seconds ``step_completed`` should be called again."""
+        return math.inf if self._tier is None else self._tier.poll_s()
+
+    def disk_stats(self) -> DiskStats:
+        return NO_DISK if self._tier is None else self._tier.stats()
 
     # --- for the runner: the steps ----------------------------------------------------------------
 
@@ -286,6 +340,8 @@ class KVCacheManager:
         self._completed_epoch = max(self._completed_epoch, completed_epoch)
         for group in self._groups:
             group.step_completed(self._completed_epoch, is_quiet=self._is_quiet)
+        if self._tier is not None:
+            self._tier.update()
 
     def release_idle_memory(self) -> None:
         """Release the memory of free state slots and of free blocks, except one heap. No sequence
@@ -319,6 +375,8 @@ class KVCacheManager:
     def shut_down(self) -> bool:
         """Shut all backends down. No other call may follow. Return False if the device did not
         answer; the process must then end without releasing memory."""
+        if self._tier is not None and not self._tier.close():
+            return False
         ended = [backend.shut_down() for backend in self._backends]
         return all(ended)
 

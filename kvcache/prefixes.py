@@ -117,13 +117,17 @@ class BlockIndex:
         return digest in self._blocks
 
     def insert(self, hashes: BlockHashes, number: int, block: Block, spared: bool) -> None:
-        """Add a sealed block that is in use. The block before must be in the index."""
+        """Add a sealed block that is in use."""
         digest, parent = hashes.digests[number], hashes.parent(number)
         assert digest not in self._blocks
-        before = self._blocks[parent].prefix if number else None
+        before = self._blocks[parent].prefix if parent in self._blocks else None
         block.prefix = Prefix(digest, parent, before, hashes.tokens[number], number, spared)
         self._blocks[digest] = block
         self._evicted.discard(digest)
+
+    def can_insert(self, hashes: BlockHashes, number: int) -> bool:
+        """Return True if no equal block is in the index, and prompts would find this one there."""
+        return hashes.digests[number] not in self._blocks
 
     def replace(self, cached: Block, block: Block, spared: bool) -> None:
         """Replace an equal cached block by ``block``, which is in use. ``cached`` can be freed."""
@@ -245,9 +249,9 @@ class BlockIndex:
 class PrefixIndex(BlockIndex):
     """An index in which a block is only useful together with all blocks before it.
 
-    A block's children are the blocks that continue its prefix. A cached block has only cached
-    children. Only blocks without children are evicted. Blocks of system prompts are spared while
-    they are at most half of the cached blocks."""
+    A block's children are the blocks that continue its prefix. Only blocks without children are
+    evicted. Blocks of system prompts are spared while they are at most half of the cached blocks.
+    """
 
     def __init__(self, clock: UseClock) -> None:
         super().__init__(clock)
@@ -257,6 +261,10 @@ class PrefixIndex(BlockIndex):
     def insert(self, hashes: BlockHashes, number: int, block: Block, spared: bool) -> None:
         super().insert(hashes, number, block, spared)
         insort(self._children.setdefault(hashes.parent(number), []), hashes.tokens[number])
+
+    def can_insert(self, hashes: BlockHashes, number: int) -> bool:
+        follows = not number or hashes.parent(number) in self._blocks
+        return follows and super().can_insert(hashes, number)
 
     @property
     def _spares(self) -> bool:
@@ -306,11 +314,8 @@ class PrefixIndex(BlockIndex):
     def check_invariants(self) -> None:
         super().check_invariants()
         assert sum(map(len, self._children.values())) == len(self._blocks)
-        for block in self._blocks.values():
-            parent = self._blocks.get(block.found_by.parent)
-            cached = block.state is BlockState.CACHED
-            orphan = parent is not None and parent.state is BlockState.CACHED and not cached
-            assert not orphan, "a child in use, a cached parent"
+        for prefix in (block.found_by for block in self._blocks.values()):
+            assert not prefix.number or prefix.parent in self._blocks, "a gap before a block"
 
 
 def _common(sorted_ids: list[bytes], ids: bytes) -> int:
@@ -431,6 +436,17 @@ class PrefixCache:
         else:
             self._pending.withdraw(own.sequence)
         self._pending.remove(hashes.digests[number])
+
+    def adopt(self, own: SequenceBlocks, number: int) -> bool:
+        """Seal a block that was read from a file, and put it in the index. Return False and do
+        nothing if the index has an equal one, or prompts would not find it."""
+        hashes = own.sequence.block_hashes
+        if not self.index.can_insert(hashes, number):
+            return False
+        block = own.table.at(number)
+        self._pool.seal(block)
+        self.index.insert(hashes, number, block, self._spares(own.sequence, number))
+        return True
 
     def is_indexed(self, own: SequenceBlocks, length: int) -> bool:
         """Return True if the index has the sequence's block before place ``length``, or if there is

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kvcache.block_hashes import BlockHashes
 from kvcache.records import Block, BlockState, PageTable, SparseBuffer
+from kvcache.stats import MissReason
 
 
 class PromptBoundaries(NamedTuple):
@@ -52,6 +53,8 @@ class CachedSequence:
     """The most tokens that the sequence may reach."""
     boundaries: PromptBoundaries
     progress: Progress = field(default_factory=Progress)
+    disk_miss: MissReason | None = None
+    """The reason that records in files were not used, or None."""
     keeps_prefix: bool = True
     """True if other sequences may share what this sequence writes."""
     first_own: int | None = None

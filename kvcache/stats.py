@@ -37,12 +37,42 @@ class MissReason(Enum):
         "layers with a window kept too few tokens before any later position",
     )
 
+    DISK_SLOWER = (
+        "disk_slower",
+        "the tokens from there on are on disk, and computing them was expected to be faster",
+    )
+    DISK_LATE = "disk_late", "the disk was too slow, so the tokens from there on were computed"
+    DISK_FAILED = (
+        "disk_failed",
+        "a record of the tokens from there on could not be read, so they were computed",
+    )
+
     message: str
 
     def __new__(cls, name: str, message: str) -> "MissReason":
         reason = object.__new__(cls)
         reason._value_, reason.message = name, message
         return reason
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStats:
+    """Prefixes in files. ``limit_bytes`` is 0 if none are kept."""
+
+    held_bytes: int = 0
+    limit_bytes: int = 0
+    read_bytes: int = 0
+    """The bytes that were read since the start, as ``written_bytes`` were written."""
+    written_bytes: int = 0
+    failures: int = 0
+    """The number of records and batches that could not be read or written since the start."""
+    pending_writes: int = 0
+    """The number of records, and of ends of prompts and conversations, that will be written."""
+    waiting_reads: int = 0
+    """The number of prompts that wait for records."""
+
+
+NO_DISK = DiskStats()
 
 
 @dataclass(frozen=True, slots=True)

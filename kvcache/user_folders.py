@@ -11,6 +11,11 @@ def cache_folder() -> Path:
     return _folder("XDG_CACHE_HOME", ".cache", on_a_mac="Library/Caches")
 
 
+def prefixes_folder(named: str | None) -> Path:
+    """Return the folder of prefixes on disk. named: the user's choice of it, if any."""
+    return cache_folder() / "prefixes" if named is None else Path(named).expanduser()
+
+
 def state_folder() -> Path:
     """Return the folder for files that must outlive a restart."""
     return _folder("XDG_STATE_HOME", ".local/state", on_a_mac="Library/Application Support")

@@ -31,11 +31,14 @@ from engine.types import (
 )
 from kvcache.backends.backend import BackendFailedError
 from kvcache.manager import KVCacheManager
+from kvcache.tier.store import RecordStore
 
 log = logging.getLogger(__name__)
 
 # The loop waits this long for a message while sequences wait for memory that is being freed.
 STALLED_POLL_S = 0.001
+# The most time to write the ends of conversations to disk when the engine ends.
+DISK_END_S = 3.0
 # Statistics are updated after this interval, and in each step that begins a request.
 STATS_INTERVAL_S = 0.02
 WARM_UP_TOKENS = 4
@@ -194,6 +197,8 @@ class EngineLoop:
                 if not self.run_once() and not self._stopping:
                     self._wait()
             self._publish(self._commit(self._pipeline.drain()))
+            self._kv.step_completed(self._runner.completed_epoch)
+            self._kv.write_to_disk(DISK_END_S)
             self.stats = self._snapshot()
         except Exception as error:
             self._journal.record(error, self._running_prompts())
@@ -250,6 +255,14 @@ class EngineLoop:
         assert ended == len(prompts), "a first request has not ended"
         return seconds
 
+    def use_disk(self, store: RecordStore, way: str, model_name: str) -> None:
+        """Keep prefixes in files. ``way`` is all but the model on which the bits of K and V depend,
+        ``model_name`` is for people."""
+        scheduler = self._scheduler  # a warm-up replaces its budget
+        self._kv.use_disk(
+            store, lambda *span: scheduler.budget.seconds(*span), way=way, name=model_name
+        )
+
     @property
     def _stalled(self) -> bool:
         """Return True if the engine has sequences. If no step runs, they wait for memory."""
@@ -276,7 +289,8 @@ class EngineLoop:
         """Wait for a message, or until memory can be released or a stalled sequence can run."""
         timeout_s = STALLED_POLL_S if self._stalled else self._memory.poll_s(self._clock())
         with suppress(queue.Empty):
-            self._publish(self._handle(self.mailbox.get(timeout=timeout_s)))
+            message = self.mailbox.get(timeout=min(timeout_s, self._kv.disk_poll_s()))
+            self._publish(self._handle(message))
 
     def last_stats(self) -> EngineStats:
         """Return statistics after a fault, or the previous statistics if making new ones fails."""
@@ -306,4 +320,5 @@ class EngineLoop:
             measured=meter.snapshot,
             mlx=self._mlx_memory(),
             kv=self._kv.stats(),
+            disk=self._kv.disk_stats(),
         )

@@ -39,8 +39,12 @@ from engine.step.sequence import (
 )
 from engine.step.token_budget import TokenBudget
 from engine.types import EngineLimits, FinishReason, PrefixReport, Request, TokenEvent
+from kvcache.block_hashes import BlockHashes
 from kvcache.manager import KVCacheManager
 from kvcache.sequences import Progress
+
+# Prefixes of this many waiting prompts are read from disk at the same time.
+READ_AHEAD = 8
 
 
 def resting_sequences(running: SequenceOf[Sequence], max_step_mask_s: float) -> set[int]:
@@ -102,19 +106,27 @@ class Sharing:
         if attached > before:
             self._decisions.append(Attached(sequence.seq_id, attached))
 
-    def open(self, sequence: Sequence) -> bool:
-        """Reserve memory for a sequence's tokens and one more. Return False if memory is short."""
+    def waits_for_disk(self, sequence: Sequence) -> bool:
+        """Return True while a waiting sequence's prefix is read. The first call begins to read."""
+        hashes, boundaries = self._hash(sequence), sequence.request.boundaries
+        return self.kv.waits_for_disk(sequence.seq_id, hashes, boundaries)
+
+    def _hash(self, sequence: Sequence) -> BlockHashes:
         if sequence.block_hashes is None:
             sequence.block_hashes = self.kv.block_hashes(sequence.request.salt)
         sequence.block_hashes.extend(sequence.token_ids, 0)
         sequence.block_hashes.max_cached_tokens = sequence.num_reusable
+        return sequence.block_hashes
+
+    def open(self, sequence: Sequence) -> bool:
+        """Reserve memory for a sequence's tokens and one more. Return False if memory is short."""
         # No K and V are computed for an answer's last token.
         final = max(sequence.max_tokens - 1, sequence.num_prompt)
         num_tokens = min(sequence.num_tokens + 1, final)
         request, reusable = sequence.request, sequence.num_reusable
         progress = self.kv.open(
             sequence.seq_id,
-            sequence.block_hashes,
+            self._hash(sequence),
             num_tokens,
             final_tokens=final,
             boundaries=request.boundaries,
@@ -443,12 +455,13 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Admit waiting sequences until one does not fit into memory. Skip second and later answers
-        to a prompt that is not computed yet."""
+        to a prompt that is not computed yet, and prompts whose prefix is read."""
         max_running = 1 if self.holds_back else self.limits.max_num_seqs
+        reading = [each for each in self._waiting[:READ_AHEAD] if self.sharing.waits_for_disk(each)]
         for sequence in self._waiting[: max(0, max_running - len(self._running))]:
             if self._running and (sequence.runs_alone or self._running[0].runs_alone):
                 return
-            if self.sharing.waits_for_parent(sequence):
+            if sequence in reading or self.sharing.waits_for_parent(sequence):
                 continue
             if not self.sharing.open(sequence):
                 return
@@ -519,5 +532,6 @@ class Scheduler:
             self._running.remove(sequence)
         else:
             self._waiting.remove(sequence)
+            self.kv.stop_waiting(sequence.seq_id)
         sequence.status = SequenceStatus.FINISHED
         del self._by_id[sequence.seq_id]

@@ -107,6 +107,10 @@ class TokenBudget:
         """Return as how many tokens each of ``count`` tokens behind ``start`` others counts."""
         return 1 + self.pair_cost * (start + (count - 1) / 2)
 
+    def seconds(self, start: int, end: int) -> float:
+        """Return the time of computing tokens [start, end) of a prompt; 0 before it is measured."""
+        return self.token_s * (end - start) * self.weight(start, end - start)
+
     def chunk(self, room: float, start: int, rows: int = 0, *, first: bool = True) -> int:
         """Return the number of prompt tokens behind ``start`` others to add to a step that has
         ``rows`` tokens already. ``room`` is the limit that is left. Unless attention takes most of

@@ -38,5 +38,5 @@ def make_groups(
         can_begin = group.can_begin
         groups.append(group)
     if layout.shape.hidden_size:
-        groups.append(HiddenGroup(layout.tokens_per_block, can_begin))
+        groups.append(HiddenGroup(layout.tokens_per_block, layout.shape.hidden_size, can_begin))
     return groups

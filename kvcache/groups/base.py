@@ -5,8 +5,10 @@ its name ends with ``tokens``."""
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 from kvcache import evictor
 from kvcache.block_hashes import BlockHashes
@@ -29,6 +31,29 @@ class StepTokens(NamedTuple):
 StepPlan = Sequence[StepTokens]
 
 
+@dataclass(slots=True, eq=False)
+class Loan:
+    """Pinned memory of a group, of which other threads write records to files, or read them from
+    files. ``write(number, fd)`` and ``read(number, fd)`` transfer the record of one block number,
+    and return its CRC-32C. They raise OSError."""
+
+    sequence: CachedSequence
+    numbers: Sequence[int]
+    nbytes: int
+    """The bytes of one record."""
+    write: Callable[[int, int], int]
+    read: Callable[[int, int], int]
+    memory: Any
+    """The group's own record of what is pinned."""
+    adopted: set[int] = field(default_factory=set)
+    """The numbers of the records that were read and can be shared."""
+
+
+def in_memory_alone(number: int) -> bool:
+    """Say of each block that it is in no file."""
+    return False
+
+
 class KVGroup(ABC):
     """The memory that one group of layers keeps of all sequences. The methods that are not abstract
     are those of a group that keeps no rows of tokens, and so maps nothing while it serves."""
@@ -46,9 +71,16 @@ class KVGroup(ABC):
     # --- opening sequences ------------------------------------------------------------------------
 
     @abstractmethod
-    def match(self, hashes: BlockHashes, start: int, at_most: int) -> int:
+    def match(
+        self,
+        hashes: BlockHashes,
+        start: int,
+        at_most: int,
+        in_files: Callable[[int], bool] = in_memory_alone,
+    ) -> int:
         """Return the greatest position up to ``at_most`` at which a sequence can begin, or
-        ``start`` if there is none after it. The sequence has all blocks before ``start``."""
+        ``start`` if there is none after it. The sequence has all blocks before ``start``. Records
+        of which ``in_files`` returns True count as if they were in memory."""
 
     @abstractmethod
     def has_room(self, hashes: BlockHashes, num_tokens: int) -> bool:
@@ -137,6 +169,36 @@ class KVGroup(ABC):
         """Note that all steps up to ``epoch`` have completed. ``is_quiet`` means that no step
         runs."""
 
+    # --- records in files -------------------------------------------------------------------------
+
+    most_lent = 1
+    """The most records of a loan that are written together."""
+
+    @abstractmethod
+    def needed(self, position: int) -> range:
+        """Return the numbers of the records without which no sequence begins at ``position``."""
+
+    @abstractmethod
+    def has(self, hashes: BlockHashes, number: int) -> bool:
+        """Return True if the record with this number is in memory, where sequences can share it."""
+
+    @abstractmethod
+    def lend(self, sequence: CachedSequence, numbers: Sequence[int]) -> Loan | None:
+        """Pin records that are in memory, to be written. Return None if some are not, or if memory
+        or mappings are short now."""
+
+    @abstractmethod
+    def lend_empty(self, sequence: CachedSequence, numbers: range) -> Loan | None:
+        """Pin free memory for records to be read. Return None if memory is short now."""
+
+    @abstractmethod
+    def adopt(self, loan: Loan, numbers: Collection[int]) -> None:
+        """Let sequences share these records of a loan, ascending, which have been read."""
+
+    @abstractmethod
+    def end_loan(self, loan: Loan) -> None:
+        """Unpin a loan's memory, which no other thread uses any more."""
+
     # --- memory -----------------------------------------------------------------------------------
 
     @property
@@ -178,6 +240,27 @@ class KVGroup(ABC):
 
     @abstractmethod
     def check_invariants(self) -> None: ...
+
+
+def match_all(
+    groups: Sequence[KVGroup],
+    hashes: BlockHashes,
+    start: int,
+    in_files: Callable[[int, int], bool] = lambda group, number: False,
+) -> tuple[int, int]:
+    """Return two positions: the greatest one at which all groups can begin, and the greatest one at
+    which any group can. The sequence has all blocks before ``start``. ``in_files`` returns True for
+    the number of a group and of a record that count as if they were in memory."""
+
+    def match(position: int) -> list[int]:
+        numbered = enumerate(groups)
+        return [g.match(hashes, start, position, partial(in_files, n)) for n, g in numbered]
+
+    ends = match(hashes.shareable_blocks)
+    wanted = max(ends)
+    while min(ends) < max(ends):
+        ends = match(min(ends))
+    return ends[0], wanted
 
 
 def evict_cheapest(groups: Sequence[KVGroup]) -> None:

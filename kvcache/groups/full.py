@@ -4,7 +4,7 @@ A sequence at a position needs all blocks from a first one on: here from the beg
 a window (window.py) need fewer."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 from kvcache.allocator import MAP_AHEAD_TOKENS, BlockAllocator
 from kvcache.backends.backend import PageBackend, Releases, Segment
@@ -12,7 +12,7 @@ from kvcache.block_hashes import BlockHashes
 from kvcache.budget import CacheLimits
 from kvcache.buffers import BufferPool
 from kvcache.evictor import NOTHING_TO_EVICT, UseClock
-from kvcache.groups.base import KVGroup, StepPlan
+from kvcache.groups.base import KVGroup, Loan, StepPlan, in_memory_alone
 from kvcache.inspector import KVMap, map_blocks
 from kvcache.layout import Group
 from kvcache.pool import HeapPool
@@ -21,6 +21,9 @@ from kvcache.records import Block, BlockState, SparseBuffer
 from kvcache.sequences import CachedSequence, ClosedSequence, SequenceBlocks
 from kvcache.stats import KVStats, MissReason
 from kvcache.views import KVViews
+
+# The most blocks and bytes that are written to files together. Syncing costs once for all.
+LENT_BLOCKS, LENT_BYTES = 32, 64 * 1024**2
 
 
 class FullGroup(KVGroup):
@@ -61,10 +64,13 @@ class FullGroup(KVGroup):
         )
         self._clock = clock
         self._size = group.tokens_per_block
+        most = min(LENT_BYTES // group.block_bytes, self.allocator.sequence_blocks)
+        self.most_lent = min(LENT_BLOCKS, max(1, most))
         self._free_slack_bytes = settings.free_slack_bytes
         self._maps_while_running = backend.maps_while_running
         self._open: dict[int, SequenceBlocks] = {}
         self._closed: list[ClosedSequence] = []
+        self._loans: list[Loan] = []
         self._completed_epoch = 0
 
     def _most_blocks(self, limits: CacheLimits) -> int:
@@ -86,8 +92,17 @@ class FullGroup(KVGroup):
 
     # --- opening sequences ------------------------------------------------------------------------
 
-    def match(self, hashes: BlockHashes, start: int, at_most: int) -> int:
-        return start + len(self.prefixes.match(hashes, start, at_most))
+    def match(
+        self,
+        hashes: BlockHashes,
+        start: int,
+        at_most: int,
+        in_files: Callable[[int], bool] = in_memory_alone,
+    ) -> int:
+        for number in range(start, at_most):
+            if self.prefixes.find(hashes, number) is None and not in_files(number):
+                return number
+        return max(start, at_most)
 
     def has_room(self, hashes: BlockHashes, num_tokens: int) -> bool:
         own = self.group.blocks_for(num_tokens) - hashes.shareable_blocks
@@ -258,6 +273,72 @@ class FullGroup(KVGroup):
         self._closed = still_closed
         self.pool.poll(done)
 
+    # --- records in files -------------------------------------------------------------------------
+
+    def needed(self, position: int) -> range:
+        return range(self._first(position), position)
+
+    def has(self, hashes: BlockHashes, number: int) -> bool:
+        return self.prefixes.index.find(hashes, number) is not None
+
+    def lend(self, sequence: CachedSequence, numbers: Sequence[int]) -> Loan | None:
+        """Map sealed blocks in a buffer of the loan's own, one behind the other."""
+        blocks = [self.prefixes.find(sequence.block_hashes, number) for number in numbers]
+        found = [block for block in blocks if block is not None]
+        if len(found) < len(blocks) or not self.allocator.may_map:
+            return None
+        buffer = self.buffers.take(found)
+        if buffer is None:
+            return None
+        own = SequenceBlocks(sequence, buffer)
+        if not self.allocator.map_shared(own, found):
+            self.buffers.free(buffer)
+            return None
+        for block in found:
+            self.prefixes.index.use(block)
+            self.pool.attach(block)
+        return self._loan(own, numbers)
+
+    def lend_empty(self, sequence: CachedSequence, numbers: range) -> Loan | None:
+        """Map free blocks at the places that they will have in sequences."""
+        if not self.allocator.may_map:
+            self.allocator.wants_mapping_point = True
+            return None
+        buffer = self.buffers.take([])
+        if buffer is None:
+            return None
+        own = SequenceBlocks(sequence, buffer)
+        if numbers.start:
+            self.buffers.leave(buffer, numbers.start)
+        if not self.allocator.grow(own, numbers.stop * self._size):
+            self.buffers.free(buffer)
+            return None
+        return self._loan(own, numbers)
+
+    def _loan(self, own: SequenceBlocks, numbers: Sequence[int]) -> Loan:
+        places = {number: place for place, number in enumerate(numbers, own.table.first)}
+        buffer, backend = own.buffer.number, self.backend
+        loan = Loan(
+            own.sequence,
+            numbers,
+            self.group.block_bytes,
+            lambda number, fd: backend.write_block(buffer, places[number], fd, 0),
+            lambda number, fd: backend.read_block(buffer, places[number], fd, 0),
+            own,
+        )
+        self._loans.append(loan)
+        return loan
+
+    def adopt(self, loan: Loan, numbers: Collection[int]) -> None:
+        for number in numbers:
+            if number not in loan.adopted and self.prefixes.adopt(loan.memory, number):
+                loan.adopted.add(number)
+
+    def end_loan(self, loan: Loan) -> None:
+        self._loans.remove(loan)
+        self.pool.detach(loan.memory.buffer.held)
+        self._closed.append(ClosedSequence(loan.memory, self._completed_epoch))
+
     # --- memory -----------------------------------------------------------------------------------
 
     @property
@@ -330,11 +411,12 @@ class FullGroup(KVGroup):
         kv_map.groups.append(map_blocks(self.group, self.pool, self._open.values()))
 
     def check_invariants(self) -> None:
-        all_sequences = [*self._open.values(), *(closed.blocks for closed in self._closed)]
+        using = [*self._open.values(), *(loan.memory for loan in self._loans)]
+        all_sequences = [*using, *(closed.blocks for closed in self._closed)]
         self.buffers.check_invariants([own.buffer for own in all_sequences])
         self.prefixes.check_invariants(self._open)
         self.pool.check_invariants()
-        users = Counter(block for own in self._open.values() for block in own.buffer.held)
+        users = Counter(block for own in using for block in own.buffer.held)
         buffers = Counter(block for own in all_sequences for block in own.buffer.held)
         findable = 0
         for block in self.pool.blocks():

@@ -11,15 +11,15 @@ by the block's hash, as long as other sequences may begin there::
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
 from kvcache.block_hashes import BlockHashes
 from kvcache.evictor import NOTHING_TO_EVICT
-from kvcache.groups.base import KVGroup, StepPlan
-from kvcache.hidden import HiddenRow, HiddenRows, HiddenStates
+from kvcache.groups.base import KVGroup, Loan, StepPlan, in_memory_alone
+from kvcache.hidden import HiddenRecord, HiddenRow, HiddenRows, HiddenStates
 from kvcache.inspector import KVMap
 from kvcache.sequences import CachedSequence
 from kvcache.stats import KVStats, MissReason
@@ -57,9 +57,12 @@ class _Sealing(NamedTuple):
 class HiddenGroup(KVGroup):
     """The hidden states after the model's last layer."""
 
-    def __init__(self, tokens_per_block: int, can_begin: Callable[[bytes], bool]) -> None:
+    def __init__(
+        self, tokens_per_block: int, hidden_size: int, can_begin: Callable[[bytes], bool]
+    ) -> None:
         """``can_begin`` returns True if a sequence may begin after the block with this hash."""
         self._size = tokens_per_block
+        self._hidden_size = hidden_size
         self._can_begin = can_begin
         self._cached: dict[bytes, HiddenRow] = {}
         self._most_cached = MOST_STALE
@@ -68,9 +71,15 @@ class HiddenGroup(KVGroup):
 
     # --- opening sequences ------------------------------------------------------------------------
 
-    def match(self, hashes: BlockHashes, start: int, at_most: int) -> int:
-        kept = (n for n in range(at_most, start, -1) if hashes.digests[n - 1] in self._cached)
-        return next(kept, start)
+    def match(
+        self,
+        hashes: BlockHashes,
+        start: int,
+        at_most: int,
+        in_files: Callable[[int], bool] = in_memory_alone,
+    ) -> int:
+        ends = range(at_most, start, -1)
+        return next((n for n in ends if self.has(hashes, n - 1) or in_files(n - 1)), start)
 
     def has_room(self, hashes: BlockHashes, num_tokens: int) -> bool:
         return True
@@ -168,6 +177,42 @@ class HiddenGroup(KVGroup):
             cached = self._cached.items()
             self._cached = {digest: row for digest, row in cached if self._can_begin(digest)}
             self._most_cached = len(self._cached) + MOST_STALE
+
+    # --- records in files -------------------------------------------------------------------------
+
+    def needed(self, position: int) -> range:
+        return range(max(0, position - 1), position)
+
+    def has(self, hashes: BlockHashes, number: int) -> bool:
+        return hashes.digests[number] in self._cached
+
+    def lend(self, sequence: CachedSequence, numbers: Sequence[int]) -> Loan | None:
+        row = self._cached.get(sequence.block_hashes.digests[numbers[0]])
+        return None if row is None else self._loan(sequence, numbers, HiddenRecord.of(row))
+
+    def lend_empty(self, sequence: CachedSequence, numbers: range) -> Loan | None:
+        return self._loan(sequence, numbers, HiddenRecord.empty(self._hidden_size))
+
+    def _loan(self, sequence: CachedSequence, numbers: Sequence[int], record: HiddenRecord) -> Loan:
+        assert len(numbers) == 1, "a loan has one hidden state"
+        size = len(record.data)
+        return Loan(
+            sequence,
+            numbers,
+            size,
+            lambda _, fd: record.write(fd),
+            lambda _, fd: record.read(fd),
+            record,
+        )
+
+    def adopt(self, loan: Loan, numbers: Collection[int]) -> None:
+        for number in numbers:
+            digest = loan.sequence.block_hashes.digests[number]
+            if self._can_begin(digest):
+                self._cached.setdefault(digest, loan.memory.row())
+            loan.adopted.add(number)
+
+    def end_loan(self, loan: Loan) -> None: ...
 
     # --- memory -----------------------------------------------------------------------------------
 

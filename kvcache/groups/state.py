@@ -12,14 +12,14 @@ when the step's results have been read. The old base is freed, or sealed for oth
 step is dropped, the working slot is lost, and less than a block of tokens is computed again."""
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from kvcache.backends.backend import StateMemory
 from kvcache.block_hashes import BlockHashes
 from kvcache.evictor import NOTHING_TO_EVICT, UseClock
-from kvcache.groups.base import KVGroup, StepPlan, StepTokens
+from kvcache.groups.base import KVGroup, Loan, StepPlan, StepTokens, in_memory_alone
 from kvcache.inspector import KVMap, map_slots
 from kvcache.layout import SlotLayout
 from kvcache.replay import DraftInputs, KeptDrafts, Replay
@@ -120,6 +120,7 @@ class StateGroup(KVGroup):
         self._waypoint_blocks = max(1, WAYPOINT_TOKENS // tokens_per_block)
         self._open: dict[int, SequenceStates] = {}
         self._sealing: deque[_Sealing] = deque()
+        self._loans: list[Loan] = []
 
     @property
     def recovering(self) -> bool:
@@ -127,9 +128,15 @@ class StateGroup(KVGroup):
 
     # --- opening sequences ------------------------------------------------------------------------
 
-    def match(self, hashes: BlockHashes, start: int, at_most: int) -> int:
-        kept = (n for n in range(at_most, start, -1) if self.pool.find(hashes.digests[n - 1]))
-        return next(kept, start)
+    def match(
+        self,
+        hashes: BlockHashes,
+        start: int,
+        at_most: int,
+        in_files: Callable[[int], bool] = in_memory_alone,
+    ) -> int:
+        ends = range(at_most, start, -1)
+        return next((n for n in ends if self.has(hashes, n - 1) or in_files(n - 1)), start)
 
     def can_begin(self, digest: bytes) -> bool:
         """Return True if a sequence can begin after the block with this hash."""
@@ -307,7 +314,7 @@ class StateGroup(KVGroup):
     def _has_spare(self) -> bool:
         """True if taking one more slot leaves enough slots for all open sequences."""
         held = sum(max(SLOTS_PER_SEQUENCE, len(states.held)) for states in self._open.values())
-        return held + len(self._sealing) < len(self.pool.slots)
+        return held + len(self._sealing) + len(self._loans) < len(self.pool.slots)
 
     def settled(self, seq_id: int, end: int) -> int:
         return min(end, self._open[seq_id].head_tokens)  # no state is written after kept drafts yet
@@ -394,6 +401,49 @@ class StateGroup(KVGroup):
         slots = map(self.pool.find, hashes.digests[:position])
         return [slot for slot in slots if slot is not None]
 
+    # --- records in files -------------------------------------------------------------------------
+
+    def needed(self, position: int) -> range:
+        return range(max(0, position - 1), position)
+
+    def has(self, hashes: BlockHashes, number: int) -> bool:
+        return self.can_begin(hashes.digests[number])
+
+    def lend(self, sequence: CachedSequence, numbers: Sequence[int]) -> Loan | None:
+        slot = self.pool.find(sequence.block_hashes.digests[numbers[0]])
+        if slot is None:
+            return None
+        slot.holders += 1
+        return self._loan(sequence, numbers, slot)
+
+    def lend_empty(self, sequence: CachedSequence, numbers: range) -> Loan | None:
+        slot = self.pool.take() if self._has_spare else None
+        return None if slot is None else self._loan(sequence, numbers, slot)
+
+    def _loan(self, sequence: CachedSequence, numbers: Sequence[int], slot: Slot) -> Loan:
+        assert len(numbers) == 1, "a loan has one slot"
+        place, memory = slot.number, self._memory
+        loan = Loan(
+            sequence,
+            numbers,
+            self._layout.slot_bytes,
+            lambda _, fd: memory.write_record(place, fd, 0),
+            lambda _, fd: memory.read_record(place, fd, 0),
+            slot,
+        )
+        self._loans.append(loan)
+        return loan
+
+    def adopt(self, loan: Loan, numbers: Collection[int]) -> None:
+        for number in numbers:
+            if number not in loan.adopted:
+                self._seal(_Sealing(0, loan.memory, loan.sequence, number + 1, Retention.END))
+                loan.adopted.add(number)
+
+    def end_loan(self, loan: Loan) -> None:
+        self._loans.remove(loan)
+        self.pool.let_go(loan.memory)
+
     # --- memory -----------------------------------------------------------------------------------
 
     def forget(self, digest: bytes, evicted: bool) -> None:
@@ -426,7 +476,8 @@ class StateGroup(KVGroup):
 
     def check_invariants(self) -> None:
         holders = [slot for states in self._open.values() for slot in states.held]
-        self.pool.check_invariants([*holders, *(item.slot for item in self._sealing)])
+        lent = [loan.memory for loan in self._loans]
+        self.pool.check_invariants([*holders, *lent, *(item.slot for item in self._sealing)])
         assert SLOTS_PER_SEQUENCE * len(self._open) <= len(self.pool.slots), "too few slots"
         for slot in self.pool.slots:
             assert slot.digest is None or self._is_cached(slot.digest), f"{slot} is found nowhere"

@@ -9,9 +9,11 @@ A cached block is found by itself, whether or not those before it are kept. Evic
 blocks of windows that end where other prompts may go on."""
 
 import math
+from collections.abc import Callable
 
 from kvcache.block_hashes import BlockHashes
 from kvcache.evictor import NOTHING_TO_EVICT
+from kvcache.groups.base import in_memory_alone
 from kvcache.groups.full import FullGroup
 from kvcache.prefixes import BlockIndex
 from kvcache.records import Block, BlockState, PageTable
@@ -35,10 +37,16 @@ class WindowGroup(FullGroup):
 
     # --- opening sequences ------------------------------------------------------------------------
 
-    def match(self, hashes: BlockHashes, start: int, at_most: int) -> int:
+    def match(
+        self,
+        hashes: BlockHashes,
+        start: int,
+        at_most: int,
+        in_files: Callable[[int], bool] = in_memory_alone,
+    ) -> int:
         position = at_most
         for number in range(at_most - 1, start - 1, -1):
-            if self.prefixes.find(hashes, number) is None:
+            if self.prefixes.find(hashes, number) is None and not in_files(number):
                 position = number
             elif number <= max(start, self._first(position)):
                 return position

@@ -1,0 +1,426 @@
+"""Moves prefixes between the cache's memory and records in files, behind the engine's steps.
+
+The engine's thread decides and pins memory (a loan); the tier's threads move the bytes::
+
+    waiting prompt -> read loan -> reader threads -> adopted: found as if computed
+    hit, system prompt, ended conversation -> due -> write loan -> writer thread -> a record
+
+A prompt waits for a read only as long as that is expected to save time."""
+
+import logging
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+
+from kvcache.block_hashes import BlockHashes
+from kvcache.groups.base import KVGroup, Loan, match_all
+from kvcache.groups.full import FullGroup
+from kvcache.groups.state import WAYPOINT_TOKENS
+from kvcache.sequences import CachedSequence, PromptBoundaries
+from kvcache.stats import DiskStats, MissReason
+from kvcache.tier.index import Record
+from kvcache.tier.store import Fill, ReadResult, RecordStore, WriteFailure
+from kvcache.tier.workers import Workers
+
+log = logging.getLogger(__name__)
+
+# A change of what records hold makes all older ones strangers.
+FORMAT_VERSION, TAG_BYTES = 1, 16
+# The end of a conversation is written once nobody has continued it for this long.
+IDLE_END_S = 60.0
+# A read may delay a prompt by this part of the time that computing the same tokens takes.
+LATE_PART = 0.1
+# The speed and the latency of reading that are assumed before any is measured.
+FIRST_READ_BYTES_PER_S, READ_LATENCY_S = 1e9, 0.005
+# The weight of the newest read in the mean speed. After each read that was not begun because
+# computing seemed faster, the speed is assumed to be this much higher.
+NEWEST_WEIGHT, FORGIVENESS = 0.5, 1.1
+# The most records that wait to be written. Beyond it, the oldest ones are forgotten.
+MOST_DUE = 65_536
+# How long to wait before memory that was short is looked at again.
+RETRY_S = 0.05
+BUSY_POLL_S = 0.002
+# A rest is looked at again after this long at the latest, because others may have cleared the disk.
+LONGEST_REST_S = 60.0
+# How long the tier's threads may take to end a transfer before memory is left to the system.
+END_LIMIT_S = 5.0
+LOAN_ID = -1
+
+
+def model_tag(identity: bytes, way: str) -> bytes:
+    """Return the tag of a model's records. ``identity`` is of its content and the cache's layout,
+    ``way`` of all else on which the bits of K and V depend."""
+    parts = FORMAT_VERSION, identity, way
+    return sha256(repr(parts).encode()).digest()[:TAG_BYTES]
+
+
+def tenant_tag(tenant: bytes) -> bytes:
+    """Return the tag of the records of a salt's tenant."""
+    return sha256(b"tenant" + tenant).digest()[:TAG_BYTES]
+
+
+@dataclass(slots=True, eq=False)
+class DiskRead:
+    """The reading of what a prompt needs to begin at a later position."""
+
+    owner: int
+    began_s: float = 0.0
+    tokens: tuple[int, int] = (0, 0)
+    """The tokens from the first that memory lacks to the position at which the prompt can begin."""
+    deadline_s: float = math.inf
+    sequence: CachedSequence | None = None
+    wanted: dict[int, list[int]] = field(default_factory=dict)
+    """The numbers of records that have no memory yet, by the number of the group."""
+    loans: dict[int, Loan] = field(default_factory=dict)
+    done: dict[int, set[int]] = field(default_factory=dict)
+    outstanding: int = 0
+    is_cancelled: bool = False
+    is_waited_for: bool = False
+    miss: MissReason | None = None
+
+
+class DiskTier:
+    """The records of one model's cache. Only the engine's thread may call methods."""
+
+    def __init__(
+        self,
+        store: RecordStore,
+        groups: Sequence[KVGroup],
+        *,
+        tag: bytes,
+        tokens_per_block: int,
+        prepare: Callable[[], None],
+        seconds: Callable[[int, int], float],
+        clock: Callable[[], float] = time.monotonic,
+        workers: Workers | None = None,
+    ) -> None:
+        """``prepare`` makes changes of mappings take effect. ``seconds`` returns the time of
+        computing tokens [start, end) of a prompt, or 0 if that is not known yet. ``tag`` is that of
+        the model."""
+        self._store = store
+        self._groups = groups
+        self._tag = tag
+        self._size = tokens_per_block
+        self._prepare = prepare
+        self._seconds = seconds
+        self._clock = clock
+        self._workers = Workers(store.refresh) if workers is None else workers
+        self._reads: dict[int, DiskRead] = {}
+        self._reading: dict[bytes, DiskRead] = {}
+        """The running reads, by the keys of the first record of each."""
+        self._running: list[DiskRead] = []
+        self._due: OrderedDict[bytes, tuple[int, CachedSequence, int]] = OrderedDict()
+        """The group, sequence and block number of records to write, by their keys."""
+        self._ends: dict[bytes, tuple[float, CachedSequence, int]] = {}
+        """``(due, sequence, position)`` of ends of conversations, by the hash of the last block."""
+        self._systems: deque[tuple[float, CachedSequence, int]] = deque()
+        """``(due, sequence, position)`` of ends of system prompts."""
+        self._writing: tuple[KVGroup, Loan] | None = None
+        self._writes_at = 0.0
+        self._bytes_per_s = FIRST_READ_BYTES_PER_S
+        self._read_bytes = self._written_bytes = self._failures = 0
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def waits(self, seq_id: int, hashes: BlockHashes, boundaries: PromptBoundaries) -> bool:
+        """Return True while a prompt waits for records. The first call begins to read them."""
+        read = self._reads.get(seq_id)
+        if read is None or (read.owner != seq_id and not read.is_waited_for):
+            sequence = CachedSequence(LOAN_ID, hashes, 0, 0, boundaries)
+            read = self._reads[seq_id] = self._begin(seq_id, sequence)
+        if read.is_waited_for and self._clock() > self._deadline(read):
+            self._give_up(read, MissReason.DISK_LATE)
+        return read.is_waited_for
+
+    def forget(self, seq_id: int) -> MissReason | None:
+        """Forget a prompt that has begun or ended. Return the reason that less was read."""
+        read = self._reads.pop(seq_id, None)
+        if read is not None and read.owner == seq_id and read.is_waited_for:
+            self._give_up(read, MissReason.DISK_LATE)
+        return None if read is None else read.miss
+
+    @property
+    def is_reading(self) -> bool:
+        return any(read.is_waited_for for read in self._running)
+
+    def give_up_reads(self) -> None:
+        """Let all prompts go on without records, because memory is short."""
+        for read in [read for read in self._running if read.is_waited_for]:
+            self._give_up(read, MissReason.DISK_LATE)
+
+    def _begin(self, seq_id: int, sequence: CachedSequence) -> DiskRead:
+        read, hashes = DiskRead(seq_id, sequence=sequence), sequence.block_hashes
+        start, _ = match_all(self._groups, hashes, 0)
+        position, _ = match_all(self._groups, hashes, 0, lambda *at: self._find(hashes, *at))
+        if position <= start:
+            return read
+        for number, group in enumerate(self._groups):
+            missing = [n for n in group.needed(position) if not group.has(hashes, n)]
+            if missing:
+                read.wanted[number] = missing
+        keys = [self._key(hashes, *at) for at in pairs(read.wanted)]
+        if keys[0] in self._reading:
+            return self._reading[keys[0]]
+        read.tokens = start * self._size, position * self._size
+        computing_s = self._seconds(*read.tokens)
+        nbytes = sum(record.nbytes for record in map(self._store.find, keys) if record is not None)
+        if computing_s and nbytes / self._bytes_per_s + READ_LATENCY_S > computing_s:
+            self._bytes_per_s *= FORGIVENESS
+            read.miss = MissReason.DISK_SLOWER
+            return read
+        self._store.use(keys)
+        read.began_s, read.is_waited_for = self._clock(), True
+        read.deadline_s = read.began_s + LATE_PART * computing_s if computing_s else math.inf
+        self._reading[keys[0]] = read
+        self._running.append(read)
+        self._lend_empty(read)
+        return read
+
+    def _deadline(self, read: DiskRead) -> float:
+        """Return when to give up. What was read so far has saved the time of computing it, where a
+        prompt can begin after any block."""
+        if len(self._groups) > 1 or type(self._groups[0]) is not FullGroup or not read.loans:
+            return read.deadline_s
+        numbers, done = read.loans[0].numbers, read.done[0]
+        leading = next((i for i, n in enumerate(numbers) if n not in done), len(numbers))
+        start = read.tokens[0]
+        return read.deadline_s + self._seconds(start, start + self._size * leading)
+
+    def _lend_empty(self, read: DiskRead) -> None:
+        """Pin memory for records, and read them. What finds no memory waits for ``update``."""
+        assert read.sequence is not None
+        for number, missing in list(read.wanted.items()):
+            numbers = range(missing[0], missing[-1] + 1)
+            loan = self._groups[number].lend_empty(read.sequence, numbers)
+            if loan is None:
+                continue
+            del read.wanted[number]
+            read.loans[number], read.done[number] = loan, set()
+            read.outstanding += len(missing)
+            self._prepare()
+            for n in missing:
+                key = self._key(read.sequence.block_hashes, number, n)
+                self._workers.read(partial(self._transfer, read, number, n, key))
+
+    def _transfer(self, read: DiskRead, number: int, n: int, key: bytes) -> Callable[[], None]:
+        """Read a record, on another thread. Return what the engine's thread is to do then."""
+        loan, result = read.loans[number], ReadResult.GONE
+        if not read.is_cancelled:
+            result = self._store.read(key, lambda fd, _: loan.read(n, fd))
+        return partial(self._note_read, read, number, n, result)
+
+    def _note_read(self, read: DiskRead, number: int, n: int, result: ReadResult) -> None:
+        read.outstanding -= 1
+        if result is ReadResult.OK:
+            read.done[number].add(n)
+            self._read_bytes += read.loans[number].nbytes
+        elif not read.is_cancelled:
+            self._failures += 1
+            self._give_up(read, MissReason.DISK_FAILED)
+        self._finish_if_done(read)
+
+    def _give_up(self, read: DiskRead, miss: MissReason) -> None:
+        """Let a prompt go on with what was read. Running transfers end later."""
+        read.miss, read.is_cancelled, read.is_waited_for = miss, True, False
+        read.wanted.clear()
+        self._adopt(read)
+        self._finish_if_done(read)
+
+    def _adopt(self, read: DiskRead) -> None:
+        for number, loan in sorted(read.loans.items()):
+            self._groups[number].adopt(loan, sorted(read.done[number]))
+
+    def _finish_if_done(self, read: DiskRead) -> None:
+        if read.outstanding or read.wanted or read not in self._running:
+            return
+        self._adopt(read)
+        for number, loan in read.loans.items():
+            self._groups[number].end_loan(loan)
+        self._running.remove(read)
+        self._reading = {key: other for key, other in self._reading.items() if other is not read}
+        read.is_waited_for = False
+        nbytes = sum(len(read.done[number]) * loan.nbytes for number, loan in read.loans.items())
+        speed = max(1, nbytes) / max(self._clock() - read.began_s, READ_LATENCY_S)
+        self._bytes_per_s += NEWEST_WEIGHT * (speed - self._bytes_per_s)
+
+    def _key(self, hashes: BlockHashes, number: int, n: int) -> bytes:
+        return sha256(self._tag + bytes([number]) + hashes.digests[n]).digest()
+
+    def _find(self, hashes: BlockHashes, number: int, n: int) -> bool:
+        return self._store.find(self._key(hashes, number, n)) is not None
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def note_hit(self, sequence: CachedSequence, position: int) -> None:
+        """Note that a prompt begins at ``position``: its rows were worth keeping. The ends of
+        conversations that it continues are no ends any more."""
+        if sequence.block_hashes.salt.may_be_written:
+            for digest in sequence.block_hashes.digests:
+                self._ends.pop(digest, None)
+            self._write_later(sequence, position, rows_only=True)
+
+    def note_end(self, sequence: CachedSequence) -> None:
+        """Note that a sequence ends whose prefix is kept."""
+        if not (sequence.block_hashes.salt.may_be_written and sequence.keeps_prefix):
+            return
+        digests, now = sequence.block_hashes.digests, self._clock()
+        last = sequence.boundaries.messages_end or sequence.reserved_tokens - 2
+        settled = sequence.progress.settled // self._size
+        for end in sorted({last // self._size, settled}):
+            if 0 < end <= settled:
+                self._ends[digests[end - 1]] = now + IDLE_END_S, sequence, end
+        if 0 < sequence.system_blocks <= settled:
+            # The step that filled the last block may not have completed yet.
+            self._systems.append((now + RETRY_S, sequence, sequence.system_blocks))
+
+    def _write_later(self, sequence: CachedSequence, position: int, *, rows_only: bool) -> None:
+        for number, group in enumerate(self._groups):
+            if rows_only and not isinstance(group, FullGroup):
+                continue
+            for n in group.needed(position):
+                key = self._key(sequence.block_hashes, number, n)
+                if self._store.find(key) is None:
+                    self._due.setdefault(key, (number, sequence, n))
+        while len(self._due) > MOST_DUE:
+            self._due.popitem(last=False)
+
+    def _take_due(self, now: float) -> None:
+        while self._systems and self._systems[0][0] <= now:
+            self._write_later(*self._systems.popleft()[1:], rows_only=False)
+        for digest in [digest for digest, (due_s, *_) in self._ends.items() if due_s <= now]:
+            self._write_later(*self._ends.pop(digest)[1:], rows_only=False)
+
+    def _write(self, now: float) -> None:
+        """Begin to write the next batch, unless one is written or the bounds forbid it."""
+        if self._writing is not None or now < self._writes_at:
+            return
+        batch = self._next_batch()
+        if not batch:
+            return
+        number, sequence, _ = self._due[batch[0]]
+        group, numbers = self._groups[number], [self._due[key][2] for key in batch]
+        loan = group.lend(sequence, numbers)
+        if loan is None:
+            self._writes_at = now + RETRY_S
+            return
+        self._prepare()
+        self._writing = group, loan
+        records = [
+            self._record(key, number, n, loan) for key, n in zip(batch, numbers, strict=True)
+        ]
+        fills = [partial(loan.write, n) for n in numbers]
+        self._workers.write(
+            partial(self._write_batch, batch, list(zip(records, fills, strict=True)))
+        )
+
+    def _next_batch(self) -> list[bytes]:
+        """Return the keys of records to write together: in memory, of one sequence and group."""
+        batch: list[bytes] = []
+        first: tuple[int, CachedSequence, int] | None = None
+        gone: list[bytes] = []
+        for key, item in self._due.items():
+            number, sequence, n = item
+            if first is not None and item[:2] != first[:2]:
+                break
+            if not self._groups[number].has(sequence.block_hashes, n):
+                gone.append(key)
+                continue
+            first = item
+            batch.append(key)
+            if len(batch) == self._groups[number].most_lent:
+                break
+        for key in gone:
+            del self._due[key]
+        return batch
+
+    def _record(self, key: bytes, number: int, n: int, loan: Loan) -> Record:
+        end, rows = (n + 1) * self._size, isinstance(self._groups[number], FullGroup)
+        saves_s = self._seconds(end - self._size if rows else max(0, end - WAYPOINT_TOKENS), end)
+        tenant = tenant_tag(loan.sequence.block_hashes.salt.tenant)
+        return Record(key, self._tag, tenant, loan.nbytes, saves_s, end)
+
+    def _write_batch(
+        self, keys: list[bytes], batch: list[tuple[Record, Fill]]
+    ) -> Callable[[], None]:
+        """Write records, on another thread. Return what the engine's thread is to do then."""
+        nbytes = sum(record.nbytes for record, _ in batch)
+        if delay_s := self._store.delay_of_write(nbytes):
+            return partial(self._note_written, [], 0, delay_s)
+        result = self._store.write(batch)
+        if isinstance(result, WriteFailure):
+            log.warning("prefixes are not written to disk: %s", result.reason)
+            return partial(self._note_written, [], 0, result.delay_s, failures=1)
+        return partial(self._note_written, keys, result, 0.0)
+
+    def _note_written(
+        self, keys: list[bytes], nbytes: int, delay_s: float, failures: int = 0
+    ) -> None:
+        assert self._writing is not None
+        group, loan = self._writing
+        group.end_loan(loan)
+        self._writing = None
+        self._failures += failures
+        if delay_s:
+            self._writes_at = self._clock() + min(delay_s, LONGEST_REST_S)
+        self._written_bytes += nbytes
+        for key in keys:
+            self._due.pop(key, None)
+
+    # --- around the steps -----------------------------------------------------------------------
+
+    def update(self) -> None:
+        """Take over what the tier's threads have done, and begin what can begin now."""
+        self._workers.run_results()
+        for read in [read for read in self._running if read.wanted]:
+            self._lend_empty(read)
+        now = self._clock()
+        self._take_due(now)
+        self._write(now)
+
+    def poll_s(self) -> float:
+        """Return after how many seconds ``update`` has something to do."""
+        if self._running or self._writing is not None:
+            return BUSY_POLL_S
+        now = self._clock()
+        times = [due_s for due_s, *_ in (*self._ends.values(), *self._systems)]
+        if self._due:
+            times.append(self._writes_at)
+        return max(0.0, min(times, default=math.inf) - now)
+
+    def write_ends_now(self) -> None:
+        """Let all ends of conversations be due, because the cache ends."""
+        self._take_due(math.inf)
+
+    def is_writing(self, until_s: float) -> bool:
+        """Return True if records can be written until this time of the clock."""
+        return self._writing is not None or bool(self._due and self._writes_at < until_s)
+
+    def stats(self) -> DiskStats:
+        return DiskStats(
+            held_bytes=self._store.held_bytes,
+            limit_bytes=self._store.limits.held,
+            read_bytes=self._read_bytes,
+            written_bytes=self._written_bytes,
+            failures=self._failures,
+            pending_writes=len(self._due) + len(self._ends) + len(self._systems),
+            waiting_reads=sum(read.is_waited_for for read in self._running),
+        )
+
+    def close(self) -> bool:
+        """End all threads. Return False if one still uses the cache's memory."""
+        for read in list(self._running):
+            self._give_up(read, MissReason.DISK_LATE)
+        ended = self._workers.close(END_LIMIT_S)
+        if ended:
+            self._workers.run_results()
+            self._store.close()
+        return ended
+
+
+def pairs(numbers: Mapping[int, Iterable[int]]) -> Iterator[tuple[int, int]]:
+    """Return each group's number with each number of its records."""
+    return ((number, n) for number, each in numbers.items() for n in each)
