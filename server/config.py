@@ -202,6 +202,8 @@ class EngineSection(Section):
     heap_bytes="heap_size",
     free_slack_bytes="free_slack",
     kv_dtype="dtype",
+    disk_bytes="disk",
+    disk_hourly_bytes="disk_per_hour",
 )
 class CacheSection(Section):
     """The settings of the memory for K and V (cached keys and values)."""

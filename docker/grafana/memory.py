@@ -181,6 +181,17 @@ POOL = Row(
             maximum=1,
         ),
         Panel(
+            "Prefixes on disk", "What the folder holds, of all servers that share it.", "bytes",
+            [Query(f"max (quire_disk_held_bytes{{{CHOSEN}}})", "held")],
+        ),
+        Panel(
+            "Read and written", "Prefixes that came from disk, and that went there.", "Bps",
+            [
+                Query(rate("quire_disk_read_bytes_total"), "read"),
+                Query(rate("quire_disk_written_bytes_total"), "written"),
+            ],
+        ),
+        Panel(
             "Heaps", "Pieces of memory that blocks lie in; kept ones stay until the end.", "short",
             [
                 Query(value("quire_kv_heaps"), "heaps"),
@@ -208,6 +219,7 @@ POOL = Row(
             [
                 Query(increase("quire_prefix_evicted_blocks_total"), "blocks evicted"),
                 Query(increase("quire_preemptions_total"), "preemptions"),
+                Query(increase("quire_disk_failures_total"), "failures of the disk"),
             ],
         ),
         Panel(

@@ -403,6 +403,41 @@ def rm(
     remove_model(model, config, typer.echo, (lambda: None) if yes else confirm)
 
 
+cache = typer.Typer(no_args_is_help=True, help="Show, check and remove the prefixes on disk.")
+
+
+@cache.command("show")
+def _show_cache(config: File = None) -> None:
+    """Show what each model has on disk, and where."""
+    from server.cli.cache import show_cache
+
+    typer.echo(show_cache(config))
+
+
+@cache.command("clear")
+def _clear_cache(
+    config: File = None,
+    model: Annotated[
+        str | None, typer.Option(help="Of this model alone, as `quire cache show` calls it.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help='Of this API key alone; "" is of requests without a key.')
+    ] = None,
+) -> None:
+    """Remove what is on disk. Servers may run; what they have in memory stays."""
+    from server.cli.cache import clear_cache
+
+    typer.echo(clear_cache(config, model, key))
+
+
+@cache.command("verify")
+def _verify_cache(config: File = None) -> None:
+    """Read all that is on disk, and remove what is broken. Ends with 1 if anything was."""
+    from server.cli.cache import verify_cache
+
+    raise typer.Exit(0 if verify_cache(config, typer.echo) else 1)
+
+
 def _parameters_of(arguments: Sequence[str], *names: str) -> dict[str, Any]:
     """Parse arguments like the quire command with the given names, with the same errors."""
     command: Any = typer.main.get_command(app)
@@ -415,6 +450,7 @@ def _parameters_of(arguments: Sequence[str], *names: str) -> dict[str, Any]:
 
 
 launch_command(app)
+app.add_typer(cache, name="cache")
 # Imported by name: server.ray imports server.cli, so that an import statement is forbidden here.
 app.add_typer(import_module("server.ray.commands").cluster_commands(), name="cluster")
 app.add_typer(service_commands(_parameters_of), name="service")

@@ -15,10 +15,9 @@ from engine.machine import raise_descriptor_limit, use_one_arena
 from kvcache.child import Child
 from server.catalogue.names import printable
 from server.chat.drain import Drain
-from server.chat.salts import Salts
 from server.cli.log import configure_log
 from server.cli.model_files import read_model
-from server.cli.salt_secret import salt_secret
+from server.cli.salt_secret import read_salts
 from server.cli.serve import serve_on
 from server.config import Config, StartError
 from server.supervisor.process import MAX_REASON_CHARS
@@ -111,7 +110,7 @@ def _serve(listener: socket.socket, control: Control) -> None:
     raise_descriptor_limit()
     settings = Config.model_validate(start["settings"])
     configure_log(settings.log)
-    salts = Salts(salt_secret(settings.access.salt_secret_file))
+    salts = read_salts(settings.access.salt_secret_file)
     model = read_model(start["model"], settings, trial, any_name=True)
 
     def ready(client: EngineClient, drain: Drain, _: str) -> None:

@@ -11,6 +11,7 @@ from tempfile import NamedTemporaryFile
 import structlog
 
 from kvcache.user_folders import state_folder
+from server.chat.salts import Salts
 from server.config import SettingError
 
 SECRET_BYTES = 32
@@ -19,23 +20,24 @@ SETTING = "access.salt_secret_file"
 log = structlog.get_logger("quire")
 
 
-def salt_secret(setting: Path | None) -> bytes:
+def read_salts(setting: Path | None) -> Salts:
     """Read the secret, or create it. setting: the secret's file; None means a file in the user's
     state folder, or no file if that folder cannot be used. Raises SettingError if other users may
     read the file, if the file does not hold a secret, or if ``setting`` cannot be used."""
     try:
-        return _kept_secret((setting or state_folder() / "salt-secret").expanduser())
+        file = (setting or state_folder() / "salt-secret").expanduser()
+        return Salts(kept_secret(file), outlives_process=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
         if setting is not None:
             raise SettingError(f"setting {SETTING}: {error}") from error
         log.warning(
-            "the secret of the salts ends with this process, as no file can keep it: "
-            f"{error}; setting {SETTING} names one that can"
+            "the secret of the salts ends with this process, and no prefix is kept on disk, as no "
+            f"file can keep it: {error}; setting {SETTING} names one that can"
         )
-        return secrets.token_bytes(SECRET_BYTES)
+        return Salts(secrets.token_bytes(SECRET_BYTES))
 
 
-def _kept_secret(file: Path) -> bytes:
+def kept_secret(file: Path) -> bytes:
     try:
         return _read(file)
     except FileNotFoundError:

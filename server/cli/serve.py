@@ -23,7 +23,7 @@ from server.chat.served_model import ServedModel
 from server.cli.banner import announce
 from server.cli.log import configure_log
 from server.cli.model_files import ModelFiles, read_model
-from server.cli.salt_secret import salt_secret
+from server.cli.salt_secret import read_salts
 from server.config import Config, StartError, engine_config
 from server.http.app import freeze_objects
 from server.http.guards.keys import check_access, only_this_machine
@@ -63,7 +63,7 @@ def serve_model(name: str, settings: Config, reading: Child | None = None) -> No
     use_one_arena()
     raise_descriptor_limit()  # before the engine opens file descriptors for its memory
     begin_serving(settings)
-    salts = Salts(salt_secret(settings.access.salt_secret_file))
+    salts = read_salts(settings.access.salt_secret_file)
     with (
         reserve(settings.server.host, settings.server.port) as listener,
         reserved_for_ollama(settings.server) as others,

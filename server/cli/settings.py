@@ -29,6 +29,8 @@ FLAGS: dict[str, tuple[str, type, str]] = {
     "page_size": ("cache.page_size", str, "Unit of mapping in a layer, such as 64KiB."),
     "heap_size": ("cache.heap_size", str, "Unit of memory taken from the system."),
     "free_slack": ("cache.free_slack", str, "Free memory that is kept for new sequences."),
+    "disk": ("cache.disk", str, "Most bytes of prefixes on disk, such as 16GiB; 0 keeps none."),
+    "disk_folder": ("cache.disk_folder", str, "Folder of the prefixes on disk."),
     "kv_dtype": ("cache.dtype", str, "Type of K and V: auto, bfloat16, float16 or float32."),
     "max_model_len": ("engine.max_model_len", int, "Tokens of the longest sequence."),
     "max_num_seqs": ("engine.max_num_seqs", int, "Sequences that run at the same time."),

@@ -15,6 +15,7 @@ ENGINE_COUNTERS = (
     *("failed_rows", "wasted_rows", "mapping_waits", "drafted_tokens", "accepted_tokens"),
 )
 MLX_GAUGES = ("active_bytes", "cache_bytes", "peak_bytes")
+DISK_COUNTERS = ("read_bytes", "written_bytes", "failures")
 SLOT_GAUGES = ("free", "held", "waiting")
 POOL_COUNTERS = ("mapped_blocks", "unmapped_blocks", "late_signals")
 POOL_GAUGES = (
@@ -38,6 +39,8 @@ class EngineCollector(Collector):
         yield from _steps(stats)
         yield from each(counter, "quire_{}_total", ENGINE_COUNTERS, stats)
         yield from each(gauge, "quire_mlx_{}", MLX_GAUGES, stats.mlx)
+        yield gauge("quire_disk_held_bytes", stats.disk.held_bytes)
+        yield from each(counter, "quire_disk_{}_total", DISK_COUNTERS, stats.disk)
         if stats.kv is not None:
             yield from _pool(stats.kv)
             yield from _slots(stats.kv.slots)

@@ -329,6 +329,11 @@ class SamplingFields(SharedSampling, RequestFields):
         return ResponseOptions(cache_report=bool(self.cache_report))
 
     @property
+    def stays_in_memory(self) -> bool:
+        """True if neither the prompt nor the answer may be kept on disk."""
+        return False
+
+    @property
     def num_prompts(self) -> int:
         return 1
 
@@ -444,6 +449,7 @@ class OpenAISamplingFields(SamplingFields):
     max_tokens: Count | None = None
     stop: str | ListOf[str] | None = None
     n: Whole | None = None
+    prompt_cache_retention: Literal["in-memory", "in_memory", "24h"] | None = None
 
     def check(self, limits: LimitsSection) -> None:
         if not 1 <= self.response_options.choices <= limits.max_choices:
@@ -451,6 +457,10 @@ class OpenAISamplingFields(SamplingFields):
         super().check(limits)
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options needs stream: true.", "stream_options")
+
+    @property
+    def stays_in_memory(self) -> bool:
+        return self.prompt_cache_retention in ("in-memory", "in_memory")
 
     @property
     def response_options(self) -> ResponseOptions:

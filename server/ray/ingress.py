@@ -12,7 +12,6 @@ from engine.types import TokenConstraint
 from kvcache.selftest.machine import footprint_with
 from server.catalogue.folder_reader import FolderReader
 from server.catalogue.hub import find_model
-from server.chat.salts import Salts
 from server.cli.log import configure_log
 from server.cli.model_files import (
     check_files,
@@ -21,7 +20,7 @@ from server.cli.model_files import (
     model_errors,
     model_facts,
 )
-from server.cli.salt_secret import salt_secret
+from server.cli.salt_secret import read_salts
 from server.cli.serve import grammar_compiler
 from server.config import Config
 from server.http.app import create_app
@@ -128,6 +127,6 @@ def make_service(model: str, settings: Config, engine: RemoteEngine) -> Service:
         footprint=footprint_with,
     )
     metrics.registry.register(ReplicasCollector(engine.members))
-    salts = Salts(salt_secret(settings.access.salt_secret_file))
+    salts = read_salts(settings.access.salt_secret_file)
     figures = engine.members.figures
     return Service(settings, served, tokenizer, engine, metrics, grammars, salts, replicas=figures)

@@ -16,7 +16,7 @@ from server.protocol.answers import Json
 from server.ray.replica_calls import ReplicaReport
 
 # Fields of EngineStats that describe a running engine. All other fields count events.
-MOMENTARY = ("running", "waiting", "token_budget", "step_seconds", "drafting", "mlx", "kv")
+MOMENTARY = ("running", "waiting", "token_budget", "step_seconds", "drafting", "mlx", "disk", "kv")
 # Fields about an engine's newest steps. Merged statistics contain the largest value, not the sum.
 LARGEST = ("token_budget", "step_seconds", "drafting")
 # Fields with constants that are equal in all replicas. Merging statistics does not add them.

@@ -68,7 +68,7 @@ class RequestReader:
         """Read a request for answers, and check that the server can accept the request. Return body
         and salt. Raises ApiError like ``read`` and ``Admission.check_answers``."""
         body = await self.read(request, body_type)
-        salt = self.salt(request, body.cache_salt)
+        salt = self.salt(request, body.cache_salt, stays_in_memory=body.stays_in_memory)
         choices = body.response_options.choices
         self.admission.check_answers(salt.tenant, choices, body.num_prompts)
         return body, salt
@@ -79,9 +79,12 @@ class RequestReader:
         body.check(self.config.limits)
         return body
 
-    def salt(self, request: Request, cache_salt: str | None = None) -> PrefixSalt:
-        """Return the salt of the request's prompts. ``cache_salt`` is from the request's body."""
-        return self.salts.salt(request_key(request.headers), cache_salt)
+    def salt(
+        self, request: Request, cache_salt: str | None = None, *, stays_in_memory: bool = False
+    ) -> PrefixSalt:
+        """Return the salt of the request's prompts. The arguments are from the request's body."""
+        key = request_key(request.headers)
+        return self.salts.salt(key, cache_salt, stays_in_memory=stays_in_memory)
 
     def conversation(self, request: Request, body: ConversationBody, api: Api) -> Conversation:
         config = self.config

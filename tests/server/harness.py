@@ -238,11 +238,11 @@ def make_service(
     secret: bytes | None = None,
 ) -> Service:
     """A service of one model under several names. secret: of its salts; None: one that no other
-    service of the same engine has."""
+    service of the same engine has, and that ends with it."""
     model = ServedModel((MODEL, *OTHER_NAMES), defaults or {}, stop_token_ids)
     config = config or Config()
     grammars = grammar_compiler(config, tokenizer, model, client.limits.vocab_size)
-    salts = Salts(secret or os.urandom(32))
+    salts = Salts(secret or os.urandom(32), outlives_process=secret is not None)
     return Service(config, model, tokenizer, client, Metrics(client), grammars, salts)
 
 

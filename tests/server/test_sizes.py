@@ -62,11 +62,14 @@ def test_a_size_is_a_number_and_its_unit(written: Any, in_bytes: int) -> None:
 
 def test_a_size_comes_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "quire.toml"
-    file.write_text("[cache]\nkv_budget = '4.5GiB'\nheap_size = 1048576\n[limits]\n")
+    file.write_text(
+        "[cache]\nkv_budget = '4.5GiB'\nheap_size = 1048576\ndisk = '16GiB'\n[limits]\n"
+    )
     monkeypatch.setenv("QUIRE_CACHE__HEADROOM", "4 gib")
     settings = load(read_file(file), {"limits": {"max_body_bytes": "64KiB"}})
     config = engine_config(settings)
     assert (config.kv_budget_bytes, config.heap_bytes) == (9 * GIB // 2, 1048576)
+    assert (config.disk_bytes, config.disk_hourly_bytes) == (16 * GIB, 8 * GIB)
     assert (config.headroom_bytes, settings.limits.max_body_bytes) == (4 * GIB, 65536)
 
 

@@ -299,7 +299,7 @@ def test_a_command_imports_only_what_it_uses(
 def test_every_flag_of_serve_is_in_the_help(quire: Run, flag: str) -> None:
     result = quire("serve", flag)
     assert result.exit_code == 0
-    for named in ("--config", "--kv-budget", "--max-model-len"):
+    for named in ("--config", "--kv-budget", "--disk", "--max-model-len"):
         assert named in result.stdout
 
 
@@ -326,6 +326,7 @@ def test_every_flag_says_what_it_is_for_and_what_holds_without_it() -> None:
         ("server.port", "8000"),
         ("cache.heap_size", "64MiB"),
         ("cache.kv_budget", "chosen at start"),
+        ("cache.disk_per_hour", "8192MiB"),
         ("engine.check_every_step", "off"),
         ("engine.overlap", "on"),
         ("engine.drafts", "on"),

@@ -1,13 +1,13 @@
 import os
-import secrets
 from pathlib import Path
 
 import pytest
 
 from kvcache.block_hashes import PrefixSalt
 from kvcache.user_folders import state_folder
+from server.chat.salts import Salts
 from server.cli import serve
-from server.cli.salt_secret import salt_secret
+from server.cli.salt_secret import kept_secret, read_salts
 from server.cli.serve import serve_model
 from server.cli.settings import read_settings
 from server.routes.service import Service
@@ -50,6 +50,7 @@ def test_a_server_that_is_started_again_makes_the_same_salts(
         serve_model(str(tiny_model), read_settings(None, SMALL))
     one, other = salts_of(served)
     assert one == other
+    assert one.may_be_written
     assert NOT_KEPT not in capsys.readouterr().err
     assert kept.stat().st_size == 32
     assert kept.stat().st_mode & 0o777 == 0o600
@@ -99,13 +100,14 @@ def test_a_server_that_can_keep_nothing_says_so_once_and_serves(
         assert "setting access.salt_secret_file names one that can" in log
     one, other = salts_of(served)
     assert one.tenant != other.tenant
+    assert not one.may_be_written, "nobody could find it again"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
 def test_a_secret_that_others_may_use_is_refused(
     mode: int, quire: Run, tiny_model: Path, file: Path
 ) -> None:
-    salt_secret(file)
+    kept_secret(file)
     file.chmod(mode)
     line = one_sentence(
         quire("serve", tiny_model, "--set", f"access.salt_secret_file={file}"), SETTINGS
@@ -154,20 +156,20 @@ def test_of_two_that_make_it_at_once_both_have_the_same(
         link(made, where)
 
     monkeypatch.setattr(os, "link", overtaken)
-    assert salt_secret(file) == salt_secret(file) == b"f" * 32
+    assert kept_secret(file) == kept_secret(file) == b"f" * 32
 
 
 def test_the_group_may_read_what_somebody_else_gave_it(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    secret = salt_secret(file)
+    secret = kept_secret(file)
     file.chmod(0o440)
     monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1)
-    assert salt_secret(file) == secret
+    assert kept_secret(file) == secret
 
 
 def test_a_path_may_begin_at_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    secret = salt_secret(Path("~/salts"))
-    assert (tmp_path / "salts").read_bytes() == secret
-    assert secret != secrets.token_bytes(32)
+    salts = read_salts(Path("~/salts"))
+    kept = Salts((tmp_path / "salts").read_bytes())
+    assert kept.salt("key", "salt") == salts.salt("key", "salt")

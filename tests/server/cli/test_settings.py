@@ -25,6 +25,13 @@ def test_drafts_may_be_switched_off() -> None:
     assert not engine_config(read_settings(None, with_further({}, ["engine.drafts=off"]))).drafts
 
 
+def test_prefixes_on_disk_have_a_bound_and_a_folder() -> None:
+    given = read_settings(None, with_further({}, ["cache.disk=0", "cache.disk_folder=~/prefixes"]))
+    assert engine_config(read_settings(None, {})).disk_bytes is None
+    config = engine_config(given)
+    assert (config.disk_bytes, config.disk_folder) == (0, "~/prefixes")
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

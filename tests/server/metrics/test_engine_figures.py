@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.figures import MlxMemory, StepMeter
 from engine.types import Drafting, EngineStats, MissReason
+from kvcache.stats import DiskStats
 from server.metrics.engine_figures import EngineCollector
 from tests.engines import BLOCK_BYTES
 from tests.server.harness import (
@@ -105,6 +106,12 @@ def test_steps_mlx_and_age_are_shown_as_the_engine_has_them() -> None:
     names = ("active", "cache", "peak")
     assert [value(samples, f"quire_mlx_{name}_bytes") for name in names] == [1, 2, 3]
     assert value(samples, "quire_engine_step_age_seconds") == 7.5
+
+
+def test_prefixes_on_disk_are_shown() -> None:
+    samples = shown(EngineStats(disk=DiskStats(5, 100, read_bytes=2, written_bytes=3, failures=4)))
+    names = ("held_bytes", "read_bytes_total", "written_bytes_total", "failures_total")
+    assert [value(samples, f"quire_disk_{name}") for name in names] == [5, 2, 3, 4]
 
 
 async def test_what_the_pool_counts_shows(engine: Engine) -> None:

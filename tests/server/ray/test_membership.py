@@ -16,6 +16,7 @@ from engine.types import (
     MlxMemory,
     SlotStats,
 )
+from kvcache.stats import DiskStats
 from server.ray.membership import Membership, ReplicasCollector, counters_of, merge_stats
 from server.ray.replica_calls import ReplicaReport
 from tests.simulation.runner import Clock
@@ -43,6 +44,7 @@ ONE = EngineStats(
     prefix_misses=Counter({MissReason.EVICTED: 2}),
     measured=seen(0.5),
     mlx=MlxMemory(1, 2, 3),
+    disk=DiskStats(held_bytes=7, read_bytes=8),
     kv=POOL,
 )
 
@@ -57,6 +59,7 @@ def test_counts_are_added_and_what_is_no_sum_is_the_largest() -> None:
     assert both.measured.step_seconds.counts == (1, 1, 0)
     assert both.measured.step_seconds.total == 2.0
     assert both.mlx == MlxMemory(2, 4, 6)
+    assert both.disk == DiskStats(held_bytes=14, read_bytes=16)
     assert both.kv is not None
     assert (both.kv.free_bytes, both.kv.block_bytes) == (4, 2)
     assert both.kv.slots == SlotStats(8, 2, 2, (("kept", 4),), 0, 6, 100, 800)
@@ -64,7 +67,7 @@ def test_counts_are_added_and_what_is_no_sum_is_the_largest() -> None:
 
 def test_of_an_engine_that_is_gone_its_counters_are_left() -> None:
     left = counters_of(ONE)
-    assert (left.steps, left.running, left.kv) == (10, 0, None)
+    assert (left.steps, left.running, left.disk, left.kv) == (10, 0, DiskStats(), None)
     assert merge_stats([left]).steps == 10
     assert merge_stats([]) == EngineStats()
 
