@@ -69,6 +69,11 @@ class CountingKV:
         self.progress[seq_id] = Progress()
         return self.progress[seq_id]
 
+    def waits_for_disk(self, seq_id: int, hashes: BlockHashes, boundaries: object) -> bool:
+        return False
+
+    def stop_waiting(self, seq_id: int) -> None: ...
+
     def attach_cached(self, seq_id: int) -> int:
         self.progress[seq_id].restart_at(len(self.computed[seq_id]))
         return len(self.computed[seq_id])
