@@ -35,7 +35,7 @@ def test_without_a_bound_it_is_a_part_of_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("disk_bytes", "why"),
-    [(0, r"cache\.disk is 0"), (1, ".+/file is no folder: .+")],
+    [(0, r"cache\.disk is 0"), (1, ".+/file .+: remove it, or .+")],
 )
 def test_a_start_says_why_none_are_kept(
     disk_bytes: int, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
