@@ -1,6 +1,7 @@
 """Prefixes on disk, by whole engines one after the other."""
 
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import pytest
 from engine.messages import Stop
 from engine.step.token_budget import TokenBudget
 from engine.types import PrefixReport, SamplingParams, TokenEvent
+from kvcache.backends.backend import file_checksum
 from kvcache.block_hashes import PrefixSalt
 from kvcache.sequences import PromptBoundaries
 from kvcache.stats import DiskStats
+from kvcache.tier.store import ReadResult, RecordStore, TierLimits
+from kvcache.user_folders import prefixes_folder
 from tests.engines import CONFIG, built_loop, request_of, run_dry
 from tests.families import GEMMA3, GPT_OSS, HYBRID, QWEN3_MOE
 from tests.models import write_model
@@ -95,3 +99,7 @@ def test_a_prefix_outlives_its_engine(kind: str, tmp_path: Path) -> None:
     assert len(PROMPT) - second.cached[0] <= 4 * size
     assert second.disk.read_bytes
     assert not second.disk.written_bytes, "all was written before"
+    with closing(RecordStore(prefixes_folder(None), TierLimits(1 << 30))) as store:
+        results = store.verify(file_checksum)
+    assert results.pop(ReadResult.OK)
+    assert not any(results.values()), "all kinds of records have one kind of checksum"
