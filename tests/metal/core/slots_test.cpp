@@ -1,3 +1,6 @@
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <iterator>
 #include <set>
 #include <stdexcept>
@@ -249,6 +252,32 @@ TEST("slots are made once, as the device can have them") {
     }
     CHECK(throws<std::logic_error>("has slots already", [&] { metal.make_slots(1, kSlot); }));
     CHECK(throws<std::out_of_range>("slot", [&] { metal.commit_slot(2 * most); }));
+  }
+}
+
+// --- slots in files -----------------------------------------------------------------------------
+
+TEST("a slot comes back from a file, in another slot, from which a sequence goes on") {
+  for (const Kind kind : kAll) {
+    States states(kind, {.slowness = 20}, 2);
+    const int fd = memfd_create("slots", 0);
+    KVBackend& metal = *states.bench.kv_backend;
+    states.finish(states.step({{3, {}, {{3, 0}}}}));
+    const uint32_t sum = metal.move_slot(Direction::to_file, 0, fd, 4096);
+    CHECK(throws<std::logic_error>("slot 1 is read by epoch 2, and nothing has written it", [&] {
+      states.step({{1, 1, {{1, 0}}}});
+    }));
+    CHECK(metal.move_slot(Direction::from_file, 1, fd, 4096) == sum);
+    CHECK(metal.move_slot(Direction::to_file, 1, fd, 0) == sum);
+    states.finish(states.step({{4, 1, {{4, 0}}}}));
+    CHECK(word(states.address(0)) == 7 && word(states.address(1)) == 3);
+    if (kind != Kind::dense) {  // where all slots lie in one buffer
+      states.bench.kv_backend->commit_slot(kSlots - 1);
+    }
+    CHECK(throws<std::out_of_range>("slot 6 of 6", [&] {
+      metal.move_slot(Direction::to_file, kSlots, fd, 0);
+    }));
+    close(fd);
   }
 }
 

@@ -8,6 +8,9 @@
 namespace quire::fake {
 namespace {
 
+// What a GPU beside a step copies in 2 ms. More would delay mapping points.
+constexpr uint64_t kMostStagedBytes = uint64_t{8} << 20;
+
 enum Status : uint64_t { not_enqueued = 0, committed = 2, completed = 4, failed = 5 };
 
 const auto defined = [] {
@@ -162,10 +165,24 @@ void CommandBuffer::check_page(const std::string& what, const Touched& page) con
   }
 }
 
+bool CommandBuffer::stages(const Buffer* buffer) const { return staged_.contains(buffer); }
+
+// Notes copies from or to a plain buffer: the CPU must leave it alone until they are complete.
+void CommandBuffer::check_staged(const std::string& what, uint64_t bytes, const Touched& first) {
+  if (what == "copy_blocks" && !first.buffer->sparse()) {
+    staged_.insert(first.buffer);
+    staged_bytes_ += bytes;
+  }
+}
+
 void CommandBuffer::check() {
   for (const Command& command : commands_) {
     for (const Access& access : command.accesses) {
-      for (const Touched& page : touched_by(access, command.what)) {
+      const std::vector<Touched> touched = touched_by(access, command.what);
+      if (!touched.empty()) {
+        check_staged(command.what, access.bytes, touched.front());
+      }
+      for (const Touched& page : touched) {
         check_page(command.what, page);
         check_residency(command, page);
         touched_.push_back(page);
@@ -195,6 +212,9 @@ void CommandBuffer::commit() {
     return;
   }
   check();
+  if (staged_bytes_ > kMostStagedBytes) {
+    report("a command copies " + std::to_string(staged_bytes_) + " staged bytes at once");
+  }
   ++machine.commits;
   sets_ = queue_->residency().sets();
   check_mappings();

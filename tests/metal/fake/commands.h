@@ -62,6 +62,7 @@ class CommandBuffer final : public Object {
   bool may_touch(const Allocation* memory) const;
   bool reaches(const Buffer* buffer, uint64_t page) const;
   bool writes(const Allocation* memory, uint64_t page) const;
+  bool stages(const Buffer* buffer) const;  // copies from or to memory that the CPU has, too
   bool has(const ResidencySet* set) const;  // its queue had it when it was committed
 
  protected:
@@ -78,6 +79,7 @@ class CommandBuffer final : public Object {
   };
 
   void check();  // what the commands touch, when they are committed
+  void check_staged(const std::string& what, uint64_t bytes, const Touched& first);
   void check_mappings() const;
   void check_page(const std::string& what, const Touched& page) const;
   void check_residency(const Command& command, const Touched& page) const;
@@ -93,6 +95,8 @@ class CommandBuffer final : public Object {
   std::vector<Command> commands_;
   std::vector<Touched> touched_;
   std::set<ResidencySet*> sets_;
+  std::set<const Buffer*> staged_;
+  uint64_t staged_bytes_ = 0;
   std::vector<Object*> used_;
   std::string failure_;
 };

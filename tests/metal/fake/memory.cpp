@@ -102,6 +102,13 @@ std::byte* Buffer::contents() {
     report("contents of a buffer that the CPU cannot reach were asked for");
     return nullptr;
   }
+  Machine& machine = Machine::current();
+  const std::lock_guard lock(machine.mutex);
+  for (const CommandBuffer* commands : machine.in_flight) {
+    if (commands->stages(this)) {
+      report("contents of a buffer were asked for while a command in flight copies them");
+    }
+  }
   return memory_->contents();
 }
 

@@ -37,15 +37,15 @@ std::byte* ExtentHeap::contents(size_t region, size_t block) const {
          block * geometry().region_block_bytes(region);
 }
 
-std::byte* PagedRange::contents(size_t region, size_t block) const {
-  const Place& at = place(block);
+std::byte* PagedRange::contents(const Place& at, size_t region) const {
   return static_cast<const ExtentHeap&>(*at.heap).contents(region, at.block);
 }
 
 bool PagedRange::attach(const Run& run) {
   for (size_t region = 0; run.writable && region < geometry().regions(); ++region) {
     // The blocks of a run are adjacent in memory, because they lie in one heap.
-    std::memset(contents(region, run.block), 0, run.count * geometry().region_block_bytes(region));
+    const size_t bytes = run.count * geometry().region_block_bytes(region);
+    std::memset(contents(place(run.block), region), 0, bytes);
   }
   return true;
 }
@@ -53,7 +53,7 @@ bool PagedRange::attach(const Run& run) {
 void PagedRange::copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) {
   const auto& from = static_cast<const PagedRange&>(source);
   for (size_t region = 0; region < geometry().regions(); ++region) {
-    std::memcpy(contents(region, block), from.contents(region, source_block),
+    std::memcpy(contents(place(block), region), from.contents(from.place(source_block), region),
                 tokens * geometry().row_bytes(region));
   }
 }
@@ -86,11 +86,14 @@ std::shared_ptr<DeviceHeap> ArenaRange::slice() const {
   return place(0).heap;
 }
 
+std::byte* ArenaRange::contents(const Place& at, size_t region) const {
+  return static_cast<const ArenaHeap&>(*at.heap).contents() +
+         geometry().range_region_offset(region);
+}
+
 std::byte* ArenaRange::region(size_t index) const {
   const auto heap = slice();
-  return heap == nullptr ? nullptr
-                         : static_cast<const ArenaHeap&>(*heap).contents() +
-                               geometry().range_region_offset(index);
+  return heap == nullptr ? nullptr : contents({heap}, index);
 }
 
 uint64_t ArenaRange::row_base(size_t) const {

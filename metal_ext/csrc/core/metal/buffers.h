@@ -41,9 +41,7 @@ class PagedRange final : public DeviceRange {
   bool attach(const Run& run) override;      // the record of DeviceRange suffices
   void detach(size_t, size_t) override {}
   void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) override;
-
- private:
-  std::byte* contents(size_t region, size_t block) const;
+  std::byte* contents(const Place& at, size_t region) const override;
 };
 
 void require_equal_rows(const Geometry& geometry);
@@ -101,6 +99,7 @@ class ArenaRange final : public DeviceRange {
   bool attach(const Run& run) override;
   void detach(size_t, size_t) override {}
   void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) override;
+  std::byte* contents(const Place& at, size_t region) const override;
 
  private:
   std::shared_ptr<DeviceHeap> slice() const;

@@ -46,13 +46,15 @@ Context::Context(
     mapping = std::make_unique<MappingQueue>(device.get(), health);
     work = std::make_unique<BlockWork>(device.get(), health);
     bundle = std::make_unique<Bundle>(*this);
-    residency.attach_own(mapping->queue(), work->queue());
+    staging = std::make_unique<Staging>(*this);
+    residency.attach_own({mapping->queue(), work->queue(), staging->queue()});
   }
 }
 
 Context::~Context() = default;
 
 void Context::settle() {
+  const auto turn = turns.change();
   const auto gather = [this] { residency.gather(); };
   if (residency.crowded() && !epochs.while_idle(health.timeout(), gather)) {
     refuse_memory("a residency set: there was always a step in flight");

@@ -12,6 +12,7 @@
 #include "core/metal/gpu.h"
 #include "core/metal/queues.h"
 #include "core/metal/residency.h"
+#include "core/metal/staging.h"
 
 namespace quire::metal {
 
@@ -39,13 +40,16 @@ struct Context {
   // Guards every heap's BlockLedger and every range's record of mappings and uses.
   std::mutex books;
   bool ended = false;  // guarded by books; once true, nothing new begins
-  // The next three members are null unless the memory is of the sparse kind.
+  // Taken while mappings or residency sets change, and while a record is blitted.
+  Turns turns;
+  // The next four members are null unless the memory is of the sparse kind.
   std::unique_ptr<MappingQueue> mapping;
   std::unique_ptr<BlockWork> work;
   std::unique_ptr<Bundle> bundle;
+  std::unique_ptr<Staging> staging;
 
-  // Makes new memory resident before its first use, on the mapper's thread. Throws
-  // std::system_error(ENOMEM) if no residency set can take the memory now.
+  // Makes new memory resident before its first use, in a turn. Throws std::system_error(ENOMEM) if
+  // no residency set can take the memory now.
   void settle();
   // Returns a Pause, during which no step starts, or throws std::logic_error if a step runs. Rule:
   // without maps_beside_steps, memory is mapped, unmapped and released only during a Pause.

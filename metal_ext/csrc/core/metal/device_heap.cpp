@@ -95,6 +95,7 @@ void DeviceHeap::release_memory(size_t, size_t) {
     return;
   }
   context_->wait_for(context_->epochs.newest(), "a heap is released");
+  const auto turn = context_->turns.change();
   context_->epochs.while_idle(context_->health.timeout(), [this] {
     unmake();
     committed_ = 0;

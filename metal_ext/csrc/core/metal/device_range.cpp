@@ -153,8 +153,37 @@ void DeviceRange::copy_from(
   copy(source, source_block, block, tokens);
 }
 
-uint32_t DeviceRange::move_memory(Direction, size_t, const FilePlace&) {
-  throw std::logic_error("a GPU's blocks are not moved to files");
+uint32_t DeviceRange::move_memory(Direction direction, size_t block, const FilePlace& file) {
+  context_->health.require();
+  Place at;
+  {
+    const std::lock_guard books(context_->books);
+    context_->require_running();
+    at = places_[block];
+    require<std::logic_error>(at.observed, "block ", block, " is not mapped");
+    BlockLedger& ledger = at.heap->ledger();
+    if (direction == Direction::from_file) {
+      ledger.require_writable(at.block, this);
+    }
+    const uint64_t epoch = ledger.written_epoch(at.block);
+    require<std::logic_error>(
+        epoch <= context_->epochs.completed(), "block ", block, " cannot be moved: epoch ", epoch,
+        ", which writes it, is not complete");
+  }
+  return move_place(direction, at, block, file);
+}
+
+uint32_t DeviceRange::move_place(
+    Direction direction, const Place& at, size_t, const FilePlace& file) {
+  std::vector<iovec> pieces;
+  for (size_t region = 0; region < geometry().regions(); ++region) {
+    pieces.push_back({contents(at, region), geometry().region_block_bytes(region)});
+  }
+  return move_record(direction, std::move(pieces), file);
+}
+
+std::byte* DeviceRange::contents(const Place&, size_t) const {
+  throw std::logic_error("the CPU cannot access this kind of memory");
 }
 
 void DeviceRange::unmap_all() {

@@ -72,12 +72,18 @@ class DeviceRange : public AddressRange {
   virtual void detach(size_t block, size_t count) = 0;
   virtual void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) = 0;
 
+  // Moves a mapped block to or from a file: by the CPU, from its contents(), or as a subclass does.
+  virtual uint32_t move_place(
+      Direction direction, const Place& at, size_t block, const FilePlace& file);
+  // Returns a region's bytes of a block for the CPU, or throws std::logic_error if there are none.
+  virtual std::byte* contents(const Place& at, size_t region) const;
+
   bool map_memory(
       const std::shared_ptr<Heap>& heap, size_t heap_block, size_t block, size_t count,
       bool writable) final;
   void prepare_unmap() override;
   void commit_memory(size_t, size_t) final {}
-  uint32_t move_memory(Direction direction, size_t block, const FilePlace& place) override;
+  uint32_t move_memory(Direction direction, size_t block, const FilePlace& file) final;
   void unmap_memory(size_t block, size_t count) final;
 
   // Only the mapper's thread may call this without holding Context::books.

@@ -195,6 +195,7 @@ bool KVBackend::shutdown() {
   for (const auto& heap : heaps_) {
     heap->drop();
   }
+  context_->staging.reset();
   context_->work.reset();
   context_->mapping.reset();
   released_ = true;

@@ -101,12 +101,17 @@ NS::SharedPtr<MTL::ComputePipelineState> make_pipeline(
 
 }  // namespace
 
-BlockWork::BlockWork(MTL::Device* device, Health& health)
+BlockWork::BlockWork(MTL::Device* device, Health& health, const BlockWork* other)
     : health_(health),
       queue_(NS::TransferPtr(device->newCommandQueue())),
       event_(make_shared_event(device)) {
   if (!queue_) {
     refuse_memory("the GPU gives no command queue");
+  }
+  if (other != nullptr) {
+    zero_ = other->zero_;
+    copy_ = other->copy_;
+    return;
   }
   const auto pool = new_pool();
   const std::string text = library_text({zero_blocks_kernel(), copy_blocks_kernel()});

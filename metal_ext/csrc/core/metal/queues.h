@@ -57,9 +57,9 @@ class MappingQueue {
 // returns when the GPU has finished.
 class BlockWork {
  public:
-  // Compiles the kernels. Throws std::system_error(ENOMEM) if the device makes no queue or event,
-  // and std::runtime_error with the compiler's message.
-  BlockWork(MTL::Device* device, Health& health);
+  // Compiles the kernels, or takes those of `other`. Throws std::system_error(ENOMEM) if the device
+  // makes no queue or event, and std::runtime_error with the compiler's message.
+  BlockWork(MTL::Device* device, Health& health, const BlockWork* other = nullptr);
 
   MTL::CommandQueue* queue() const { return queue_.get(); }
   // Addresses and strides must be multiples of 16. `bytes` is rounded up to such a multiple. zero()

@@ -158,9 +158,8 @@ void Residency::close() {
 }
 
 void Residency::put_on_own(ResidentSet& set) {
-  if (mapping_) {
-    set.put_on(mapping_.get());
-    set.put_on(work_.get());
+  for (const ResidentSet::Queue& queue : own_) {
+    set.put_on(queue);
   }
 }
 
@@ -320,9 +319,8 @@ void Residency::attach(MTL::CommandQueue* queue) {
   }
 }
 
-void Residency::attach_own(MTL4::CommandQueue* mapping, MTL::CommandQueue* work) {
-  mapping_ = NS::RetainPtr(mapping);
-  work_ = NS::RetainPtr(work);
+void Residency::attach_own(std::vector<ResidentSet::Queue> queues) {
+  own_ = std::move(queues);
 }
 
 std::vector<MTL::Resource*> Residency::unattached() const {
@@ -346,8 +344,7 @@ void Residency::end() {
   open_ = false;
   unattached_.clear();
   queues_.clear();
-  mapping_.reset();
-  work_.reset();
+  own_.clear();
 }
 
 }  // namespace quire::metal

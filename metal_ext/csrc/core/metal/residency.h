@@ -139,8 +139,8 @@ class Residency {
   std::vector<MTL::Resource*> unattached() const;
 
   // --- Mapper's thread ---
-  // Sets the queues of the mapper's own commands. Called before any set exists.
-  void attach_own(MTL4::CommandQueue* mapping, MTL::CommandQueue* work);
+  // Sets the queues of our own commands, besides steps. Called before any set exists.
+  void attach_own(std::vector<ResidentSet::Queue> queues);
   // Returns true if settle() would need more sets than allowed.
   bool crowded() const;
   // Merges the sets that are not full into fewer sets. Called while no command runs.
@@ -182,8 +182,7 @@ class Residency {
   uint64_t changed_ = 0;  // the number of closed sets so far
   std::unordered_map<MTL::CommandQueue*, std::pair<NS::SharedPtr<MTL::CommandQueue>, uint64_t>>
       queues_;  // each with the value of changed_ that it has seen
-  NS::SharedPtr<MTL4::CommandQueue> mapping_;
-  NS::SharedPtr<MTL::CommandQueue> work_;
+  std::vector<ResidentSet::Queue> own_;  // Context keeps them until end()
   std::vector<MTL::Resource*> unattached_;
 
   // The last time at which all sets were used, or the residency of all was requested.

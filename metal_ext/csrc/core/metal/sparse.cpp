@@ -157,6 +157,7 @@ void SparseBufferRange::prepare_unmap() {
 
 void SparseBufferRange::detach(size_t block, size_t count) {
   const auto unmaps = operations(MTL::SparseTextureMappingModeUnmap, 0, block, count);
+  const auto turn = context()->turns.change();
   for (size_t b = 0; b < buffers_.size(); ++b) {
     context()->mapping->unmap(buffers_[b].get(), unmaps[b]);
   }
@@ -172,6 +173,15 @@ void SparseBufferRange::copy(
                     narrowed<uint32_t>("regions", run.regions), 0});
   }
   context()->work->copy(work);
+}
+
+uint32_t SparseBufferRange::move_place(
+    Direction direction, const Place&, size_t block, const FilePlace& file) {
+  std::vector<Staging::Piece> pieces;
+  for (size_t region = 0; region < geometry().regions(); ++region) {
+    pieces.push_back({address(region, block), geometry().region_block_bytes(region)});
+  }
+  return context()->staging->move(direction, std::move(pieces), file);
 }
 
 void Bundle::add(SparseBufferRange& range, const Run& run) {
@@ -192,6 +202,7 @@ void Bundle::finish() {
     return;
   }
   context_.health.require();
+  const auto turn = context_.turns.change();
   context_.residency.refresh();
   for (const auto& [range, run] : maps) {
     range->begin_map(run);

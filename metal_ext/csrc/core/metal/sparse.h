@@ -75,6 +75,8 @@ class SparseBufferRange final : public DeviceRange {
   void detach(size_t block, size_t count) override;
   void copy(DeviceRange& source, size_t source_block, size_t block, size_t tokens) override;
   void prepare_unmap() override;
+  uint32_t move_place(
+      Direction direction, const Place& at, size_t block, const FilePlace& file) override;
 
  private:
   uint64_t address(size_t region_index, size_t block) const;  // on the GPU
