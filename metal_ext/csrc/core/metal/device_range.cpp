@@ -160,7 +160,6 @@ uint32_t DeviceRange::move_memory(Direction direction, size_t block, const FileP
     const std::lock_guard books(context_->books);
     context_->require_running();
     at = places_[block];
-    require<std::logic_error>(at.observed, "block ", block, " is not mapped");
     BlockLedger& ledger = at.heap->ledger();
     if (direction == Direction::from_file) {
       ledger.require_writable(at.block, this);
