@@ -4,65 +4,62 @@
 #include "gate.h"
 #include "multiply.h"
 
-// Sets the numbers of a tile's first R pairs. A tile with fewer pairs repeats the last one.
-template <uint R>
-inline void pairs_of_tile(const device uint* order, ExpertTile tile, thread uint* pairs) {
-  QUIRE_UNROLL
-  for (uint i = 0; i < R; ++i) {
-    pairs[i] = order[tile.first + min(i, tile.count - 1)];
-  }
-}
-
-template <typename T, Packing packing, uint R>
-inline void gate_tile(
-    const device T* x, const device uint* order, ExpertTile tile, Matrix<T> gate, Matrix<T> up,
-    uint expert, const device T* gate_added, const device T* up_added, device T* out,
+// Writes outputs of a tile of R pairs at most: those of one matrix (down), or what the gate makes of
+// those of two. A tile with fewer pairs repeats the last one. `expert` is the expert's first output
+// in a stack.
+template <Packing packing, uint R, uint matrices, typename T, typename Out>
+inline void multiply_pairs(
+    const device T* x, const device uint* order, ExpertTile tile, Matrix<T> one, Matrix<T> two,
+    uint expert, const device T* added_one, const device T* added_two, device Out* out,
     constant ExpertArguments& arguments, uint first, uint lane) {
+  constexpr uint kEach = kOutputs / matrices;
   uint pairs[R];
   uint rows[R];
-  pairs_of_tile<R>(order, tile, pairs);
   QUIRE_UNROLL
   for (uint i = 0; i < R; ++i) {
-    rows[i] = pairs[i] < arguments.pairs ? pairs[i] / arguments.chosen
-                                         : pairs[i] - arguments.pairs;
+    const uint pair = order[tile.first + min(i, tile.count - 1)];
+    pairs[i] = pair;
+    rows[i] = pair < arguments.pairs ? pair / arguments.chosen : pair - arguments.pairs;
   }
   float sums[R * kOutputs];
-  multiply_tile<T, packing, R, 2>(
-      x, rows, gate, up, expert + first, arguments.outputs - first, arguments.inputs,
-      arguments.group_shift, lane, sums);
+  multiply_tile<T, packing, R, matrices>(
+      x, matrices == 1 ? pairs : rows, one, two, expert + first, arguments.outputs - first,
+      arguments.inputs, arguments.group_shift, lane, sums);
   QUIRE_UNROLL
   for (uint i = 0; i < R; ++i) {
     QUIRE_UNROLL
-    for (uint o = 0; o < kOutputs / 2; ++o) {
+    for (uint o = 0; o < kEach; ++o) {
       if (lane == 0 && i < tile.count) {
-        T g = static_cast<T>(sums[i * kOutputs + o]);
-        T u = static_cast<T>(sums[i * kOutputs + kOutputs / 2 + o]);
+        Out y = static_cast<Out>(sums[i * kOutputs + o]);
+        Out u = static_cast<Out>(sums[(i + 1) * kOutputs - kEach + o]);
         if (arguments.added != 0) {
           const ulong at = expert + first + o;
-          g = static_cast<T>(float(g) + float(gate_added[at]));
-          u = static_cast<T>(float(u) + float(up_added[at]));
+          y = static_cast<Out>(float(y) + float(added_one[at]));
+          u = static_cast<Out>(float(u) + float(added_two[at]));
         }
-        out[ulong(pairs[i]) * arguments.outputs + first + o] =
-            static_cast<T>(gated(arguments.gate, float(g), float(u)));
+        if (matrices == 2) {
+          y = static_cast<Out>(gated(arguments.gate, float(y), float(u)));
+        }
+        out[ulong(pairs[i]) * arguments.outputs + first + o] = y;
       }
     }
   }
 }
 
-template <typename T, Packing packing, uint most>
-inline void gates_of_tile(
-    const device T* x, const device uint* order, ExpertTile tile, Matrix<T> gate, Matrix<T> up,
-    uint expert, const device T* gate_added, const device T* up_added, device T* out,
+template <Packing packing, uint most, uint matrices, typename T, typename Out>
+inline void multiply_tile_of_pairs(
+    const device T* x, const device uint* order, ExpertTile tile, Matrix<T> one, Matrix<T> two,
+    uint expert, const device T* added_one, const device T* added_two, device Out* out,
     constant ExpertArguments& arguments, uint first, uint lane) {
   if (tile.count == 1) {
-    gate_tile<T, packing, 1>(
-        x, order, tile, gate, up, expert, gate_added, up_added, out, arguments, first, lane);
+    multiply_pairs<packing, 1, matrices>(
+        x, order, tile, one, two, expert, added_one, added_two, out, arguments, first, lane);
   } else if (most > 1 && tile.count == 2) {
-    gate_tile<T, packing, 2>(
-        x, order, tile, gate, up, expert, gate_added, up_added, out, arguments, first, lane);
+    multiply_pairs<packing, 2, matrices>(
+        x, order, tile, one, two, expert, added_one, added_two, out, arguments, first, lane);
   } else if (most > 1) {
-    gate_tile<T, packing, most>(
-        x, order, tile, gate, up, expert, gate_added, up_added, out, arguments, first, lane);
+    multiply_pairs<packing, most, matrices>(
+        x, order, tile, one, two, expert, added_one, added_two, out, arguments, first, lane);
   }
 }
 
@@ -105,53 +102,13 @@ template <typename T, Packing packing, uint most>
   const Matrix<T> shared_up = {shared_up_codes, shared_up_scales, shared_up_biases};
   // Each branch has pointers that are the same in all threadgroups, so that they take no registers.
   if (tile.expert == arguments.experts) {
-    gates_of_tile<T, packing, most>(
+    multiply_tile_of_pairs<packing, most, 2>(
         x, order, tile, shared_gate, shared_up, 0, gate_added, up_added, out, arguments, first,
         lane);
   } else {
-    gates_of_tile<T, packing, most>(
+    multiply_tile_of_pairs<packing, most, 2>(
         x, order, tile, gates, ups, tile.expert * arguments.stride, gate_added, up_added, out,
         arguments, first, lane);
-  }
-}
-
-template <typename T, Packing packing, uint R>
-inline void down_tile(
-    const device T* x, const device uint* order, ExpertTile tile, Matrix<T> down, uint expert,
-    const device T* added, device float* out, constant ExpertArguments& arguments, uint first,
-    uint lane) {
-  uint pairs[R];
-  pairs_of_tile<R>(order, tile, pairs);
-  float sums[R * kOutputs];
-  multiply_tile<T, packing, R, 1>(
-      x, pairs, down, down, expert + first, arguments.outputs - first, arguments.inputs,
-      arguments.group_shift, lane, sums);
-  QUIRE_UNROLL
-  for (uint i = 0; i < R; ++i) {
-    QUIRE_UNROLL
-    for (uint o = 0; o < kOutputs; ++o) {
-      if (lane == 0 && i < tile.count) {
-        float y = sums[i * kOutputs + o];
-        if (arguments.added != 0) {
-          y += float(added[expert + first + o]);
-        }
-        out[ulong(pairs[i]) * arguments.outputs + first + o] = y;
-      }
-    }
-  }
-}
-
-template <typename T, Packing packing, uint most>
-inline void downs_of_tile(
-    const device T* x, const device uint* order, ExpertTile tile, Matrix<T> down, uint expert,
-    const device T* added, device float* out, constant ExpertArguments& arguments, uint first,
-    uint lane) {
-  if (tile.count == 1) {
-    down_tile<T, packing, 1>(x, order, tile, down, expert, added, out, arguments, first, lane);
-  } else if (most > 1 && tile.count == 2) {
-    down_tile<T, packing, 2>(x, order, tile, down, expert, added, out, arguments, first, lane);
-  } else if (most > 1) {
-    down_tile<T, packing, most>(x, order, tile, down, expert, added, out, arguments, first, lane);
   }
 }
 
@@ -182,11 +139,12 @@ template <typename T, Packing packing, uint most>
   const Matrix<T> stack = {codes, scales, biases};
   const Matrix<T> shared = {shared_codes, shared_scales, shared_biases};
   if (tile.expert == arguments.experts) {
-    downs_of_tile<T, packing, most>(
-        x, order, tile, shared, 0, added, out, arguments, first, lane);
+    multiply_tile_of_pairs<packing, most, 1>(
+        x, order, tile, shared, shared, 0, added, added, out, arguments, first, lane);
   } else {
-    downs_of_tile<T, packing, most>(
-        x, order, tile, stack, tile.expert * arguments.stride, added, out, arguments, first, lane);
+    multiply_tile_of_pairs<packing, most, 1>(
+        x, order, tile, stack, stack, tile.expert * arguments.stride, added, added, out, arguments,
+        first, lane);
   }
 }
 

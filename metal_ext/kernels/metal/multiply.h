@@ -120,16 +120,8 @@ inline void multiply_tile(
       scales[o] = F::scale(matrix, group);
       biases[o] = F::bias(matrix, group);
     }
-    float parts[R * kOutputs];
-    float totals[R];
-    QUIRE_UNROLL
-    for (uint i = 0; i < R * kOutputs; ++i) {
-      parts[i] = 0.0f;
-    }
-    QUIRE_UNROLL
-    for (uint r = 0; r < R; ++r) {
-      totals[r] = 0.0f;
-    }
+    float parts[R * kOutputs] = {};
+    float totals[R] = {};
     QUIRE_UNROLL
     for (uint i = 0; i < F::kNumbers; i += 4) {
       vec<T, 4> numbers[R];
