@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 
 from tests.metal.kernels import reference
 from tests.metal.kernels.device import (
-    ATTENTION,
-    DECODE_TASK,
     DECODE_THREADS,
     Device,
+    dtype,
     split_tokens,
     struct,
     tile_heads,
@@ -95,7 +94,7 @@ class Splits:
         ends = [position - first_seen(position, window) for _, position in rows]
         counts = [end // split_tokens(end) + 1 for end in ends]
         tasks = [(row, split) for row, count in enumerate(counts) for split in range(count)]
-        return cls(np.array(tasks, DECODE_TASK), np.cumsum([0, *counts]).astype(np.uint32))
+        return cls(np.array(tasks, dtype("DecodeTask")), np.cumsum([0, *counts]).astype(np.uint32))
 
 
 def first_seen(position: int, window: int) -> int:
@@ -116,7 +115,7 @@ def attend(
     table["base"][:before] = table["first_page"][:before] = 2**32 - 1
     heads = (shape.query_heads, shape.kv_heads)
     softmax = (shape.scale, shape.softcap, shape.window, bool(shape.sinks), 0)
-    arguments = struct(ATTENTION, *store.place, *heads, before, *softmax)
+    arguments = struct("AttentionArguments", *store.place, *heads, before, *softmax)
     sinks = np.array(shape.sinks or [np.nan], np.float32)
     # Each with room for one more, which must stay untouched.
     tasks = len(splits.tasks) + 1

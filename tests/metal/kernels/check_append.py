@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tests.metal.kernels.device import APPEND, GATHER, Device, struct
+from tests.metal.kernels.device import Device, struct
 from tests.metal.kernels.formats import FORMATS, Format, Stored
 from tests.metal.kernels.store import KINDS, KVStore
 
@@ -26,7 +26,7 @@ def append(
     rows: list[tuple[int, int]],
 ) -> None:
     """Runs the kernel over a grid that is not made of whole threadgroups."""
-    arguments = struct(APPEND, *store.place, store.row_elements, len(rows))
+    arguments = struct("AppendArguments", *store.place, store.row_elements, len(rows))
     device.threads(
         f"append_{name}_{store.number.name}_{store.kind}",
         [keys, values, store.entries(rows), store.pages, store.arena, arguments],
@@ -85,7 +85,7 @@ def test_gathered_rows_are_those_of_the_sequence_in_order(
     for which in (0, 1):
         store.write_stored(1, which, random_rows(number, len(store.rows(1, which)), which))
     keys, values = (number.nans(tokens + 1, HEADS, DIM) for _ in range(2))
-    arguments = struct(GATHER, *store.place, store.row_elements, tokens, BEFORE, first)
+    arguments = struct("GatherArguments", *store.place, store.row_elements, tokens, BEFORE, first)
     table = store.entries([(0, 0)] * BEFORE + [(1, end - 1)])
     device.threads(
         f"gather_{kv}_{kind}",
@@ -104,7 +104,7 @@ def test_a_grid_of_whole_threadgroups_goes_no_further(device: Device) -> None:
     store = KVStore("sparse", [4], HEADS, DIM, number)
     keys, values = random_rows(number, 4, 1), random_rows(number, 4, 2)
     table = store.entries([(0, position) for position in range(4)])
-    arguments = struct(APPEND, *store.place, store.row_elements, 3)
+    arguments = struct("AppendArguments", *store.place, store.row_elements, 3)
     device.threadgroups(
         "append_bfloat_bfloat_sparse",
         [keys, values, table, store.pages, store.arena, arguments],

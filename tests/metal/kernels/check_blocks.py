@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.metal.kernels.device import BLOCK, Device, struct
+from tests.metal.kernels.device import Device, struct
 from tests.metal.kernels.memory import PAGE, Addresses
 
 pytestmark = pytest.mark.small
@@ -31,7 +31,7 @@ class Regions:
 def test_zeroing_clears_the_bytes_of_every_region(device: Device, bytes_: int, whole: bool) -> None:
     target = Regions()
     before = target.copies()
-    arguments = struct(BLOCK, 0, target.start, 0, STRIDE, bytes_, REGIONS - 1, 0)
+    arguments = struct("BlockArguments", 0, target.start, 0, STRIDE, bytes_, REGIONS - 1, 0)
     if whole:
         device.threadgroups("zero_blocks", [arguments], (PAGE // 16 // 64, REGIONS), (64, 2))
     else:
@@ -51,7 +51,7 @@ def test_copying_takes_the_bytes_of_every_region_to_the_other_block(
         page[:] = 255
     kept = source.copies()
     both = (source.start, target.start, STRIDE, STRIDE)
-    arguments = struct(BLOCK, *both, bytes_, REGIONS - 1, 0)
+    arguments = struct("BlockArguments", *both, bytes_, REGIONS - 1, 0)
     device.threads("copy_blocks", [arguments], (bytes_ // 16, REGIONS - 1), (64, 2))
     for region, (now, was) in enumerate(zip(target.pages, kept, strict=True)):
         copied = bytes_ if region < REGIONS - 1 else 0
@@ -63,6 +63,6 @@ def test_copying_takes_the_bytes_of_every_region_to_the_other_block(
 def test_copying_between_regions_that_lie_differently_far_apart(device: Device) -> None:
     source, target = Regions(), Addresses(REGIONS * PAGE)
     memory = target.give(0, REGIONS * PAGE)
-    arguments = struct(BLOCK, source.start, target.start, STRIDE, PAGE, PAGE, REGIONS, 0)
+    arguments = struct("BlockArguments", source.start, target.start, STRIDE, PAGE, PAGE, REGIONS, 0)
     device.threads("copy_blocks", [arguments], (PAGE // 16, REGIONS), (256, 1))
     assert np.array_equal(memory, np.concatenate(source.pages))

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from tests.metal.kernels.attend import Shape, attend, expected, filled, random_queries
-from tests.metal.kernels.device import (
-    SHORT_ROW_TOKENS,
-    SHORT_SPLIT_TOKENS,
-    SPLIT_TOKENS,
-    Device,
-)
+from tests.metal.kernels.device import SHORT_ROW_TOKENS, SHORT_SPLIT_TOKENS, SPLIT_TOKENS, Device
 from tests.metal.kernels.formats import FORMATS
 from tests.metal.kernels.store import KINDS
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.metal.kernels.device import DELTA, DELTA_SEGMENT, DELTA_WRITE, Device, struct
+from tests.metal.kernels.device import Device, dtype, struct
 from tests.metal.kernels.formats import FORMATS, Floats, Stored
 from tests.metal_ext.deltas import NORM_EPS, DeltaLayer, DeltaShape, Inputs, State
 
@@ -74,15 +74,15 @@ def run(device: Device, slots: Slots, segments: list[Segment], kind: str) -> lis
         begun.append((slot, read is not None, first, len(inputs), len(written), len(writes), 0))
         written += [(slots.place(to, kind), rows, 0) for rows, to in writes]
         first += len(inputs)
-    rows = np.array(begun, DELTA_SEGMENT), np.array(written, DELTA_WRITE)
+    rows = np.array(begun, dtype("DeltaSegment")), np.array(written, dtype("DeltaWrite"))
     qkv, z, a, b = (
         number.encode(np.concatenate([getattr(inputs, name) for inputs, _, _ in segments]))
         for name in ("qkv", "z", "a", "b")
     )
     out = number.nans(first, SHAPE.values)
     arguments = struct(
-        DELTA, OFFSET, SHAPE.key_heads, SHAPE.value_heads, SHAPE.tail_rows, len(segments),
-        NORM_EPS, first,
+        "DeltaArguments", OFFSET, SHAPE.key_heads, SHAPE.value_heads, SHAPE.tail_rows,
+        len(segments), NORM_EPS, first,
     )  # fmt: skip
     conv, a_log, dt_bias, norm = (
         np.array(LAYER.arguments[name]) for name in ("conv", "a_log", "dt_bias", "norm")

@@ -12,18 +12,15 @@ from numpy.typing import NDArray
 from engine.models import mlx_ops
 from engine.models.spec import Experts, Gate
 from tests.metal.kernels.device import (
-    EXPERT_TILE,
-    EXPERTS,
     GATE_OUTPUTS,
     MAX_PAIRS,
-    MIX,
     PRODUCT_OUTPUTS,
     PRODUCT_THREADS,
-    ROUTE,
     ROUTE_THREADS,
     TILE_ROWS,
     Buffer,
     Device,
+    dtype,
     struct,
 )
 from tests.metal.kernels.formats import FORMATS, Floats, Stored
@@ -77,12 +74,12 @@ def route(
 ) -> Routed:
     rows, experts = logits.shape
     tiles = most_tiles(rows, experts, chosen, shared=shared)
-    arguments = struct(ROUTE, rows, experts, chosen, normalised, shared, tiles)
+    arguments = struct("RouteArguments", rows, experts, chosen, normalised, shared, tiles)
     (given, kept), pairs = exact_copy(logits), rows * (chosen + shared)
     # One of each behind the last, which stays.
     weights = np.full(rows * chosen + 1, np.nan, np.float32)
     order = np.full(pairs + 1, 1 << 31, np.uint32)
-    written = np.full(tiles + 1, 1 << 31, EXPERT_TILE)
+    written = np.full(tiles + 1, 1 << 31, dtype("ExpertTile"))
     buffers: list[Buffer] = [given, weights, order, written, arguments]
     device.threadgroups(f"route_{name}", buffers, (1,), (ROUTE_THREADS,))
     assert kept.start <= given
@@ -345,7 +342,7 @@ def run(device: Device, mixed: Mixture, given: Rows) -> Stored:
             *bound.gate_up(gate, up, fused=fused),
             *bound.gate_up(*shared[:2], fused=False),
             *bound.gate_up([mixed.added[0]], [mixed.added[1]], fused=fused),
-            *(inners, struct(EXPERTS, hidden, inner, inner << fused, experts, *own)),
+            *(inners, struct("ExpertArguments", hidden, inner, inner << fused, experts, *own)),
         ],
         (len(routed.tiles), -(-inner // GATE_OUTPUTS)),
         (PRODUCT_THREADS,),
@@ -355,7 +352,7 @@ def run(device: Device, mixed: Mixture, given: Rows) -> Stored:
         [
             *(bound.place(inners[:-1]), order, tiles),
             *map(bound.place, [*down, *shared[2], mixed.added[2]]),
-            *(products, struct(EXPERTS, inner, hidden, hidden, experts, *own)),
+            *(products, struct("ExpertArguments", inner, hidden, hidden, experts, *own)),
         ],
         (len(routed.tiles), -(-hidden // PRODUCT_OUTPUTS)),
         (PRODUCT_THREADS,),
@@ -364,7 +361,7 @@ def run(device: Device, mixed: Mixture, given: Rows) -> Stored:
     assert np.isnan(products[-1]).all()
     out, threads = number.nans(rows + 1, hidden), (hidden // 4, rows)
     given_to_mix = (products[:-1], routed.weights, given.shared_gate, given.residual)
-    arguments = struct(MIX, hidden, rows, chosen, shares)
+    arguments = struct("MixArguments", hidden, rows, chosen, shares)
     buffers: list[Buffer] = [*map(bound.place, given_to_mix), out, arguments]
     device.threads(f"mix_{mixed.name}", buffers, threads, (min(threads[0], 96),))
     assert np.isnan(number.decode(out)[-1]).all()

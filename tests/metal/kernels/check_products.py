@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.metal.kernels.device import PRODUCT, Device, struct
+from tests.metal.kernels.device import Device, struct
 from tests.metal.kernels.formats import FORMATS, Floats, Format, Stored
 from tests.metal.kernels.memory import exact_copy
 from tests.metal.kernels.packed import pack
@@ -84,8 +84,8 @@ def multiply(
     tiles = [-(-its.outputs // per_tile) for its in results]
     firsts = np.cumsum([0, *tiles])[:-1]
     arguments = struct(
-        PRODUCT, packing.inputs, rows, len(results), packing.group.bit_length() - 1, added,
-        residual is not None, gate or 0, 0, *(np.resize(its, MATRICES) for its in
+        "ProductArguments", packing.inputs, rows, len(results), packing.group.bit_length() - 1,
+        added, residual is not None, gate or 0, 0, *(np.resize(its, MATRICES) for its in
         ([w.outputs for w in results], firsts)),
     )  # fmt: skip
     every = [matrices[i if i < len(matrices) else 0] for i in range(MATRICES)]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tests.metal.kernels import reference
 from tests.metal.kernels.attend import Shape
-from tests.metal.kernels.device import PROJECT, Device, struct
+from tests.metal.kernels.device import Device, struct
 from tests.metal.kernels.formats import FORMATS, Floats, Stored
 from tests.metal.kernels.store import KINDS, KVStore
 
@@ -98,8 +98,8 @@ class Projected:
         pairs = work.pairs(shape.head_dim)
         frequencies[:pairs] = work.frequencies(shape.head_dim)
         arguments = struct(
-            PROJECT, *store.place, *heads, len(rows), work.normed, pairs, EPS, work.magnitude,
-            0, frequencies,
+            "ProjectArguments", *store.place, *heads, len(rows), work.normed,
+            pairs, EPS, work.magnitude, 0, frequencies,
         )  # fmt: skip
         table = store.entries([(row, self.positions[row]) for row in rows])
         inputs = [self.queries[part], self.keys[part], self.values[part]]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.metal.kernels.device import SWIGLU, SWIGLU_NUMBERS, Device, struct
+from tests.metal.kernels.device import SWIGLU_NUMBERS, Device, struct
 from tests.metal.kernels.formats import FORMATS, Stored
 from tests.metal.kernels.memory import exact_copy
 from tests.metal.kernels.reference import gated
@@ -16,7 +16,7 @@ ELEMENTS = (1, 3, SWIGLU_NUMBERS, 1000, 1021)
 
 def run(device: Device, name: str, gate: Stored, up: Stored, kind: int = 0) -> Stored:
     """Runs the kernel over a grid that is not made of whole threadgroups."""
-    out, arguments = FORMATS[name].nans(gate.size + 9), struct(SWIGLU, gate.size, kind)
+    out, arguments = FORMATS[name].nans(gate.size + 9), struct("SwigluArguments", gate.size, kind)
     # Begins at a multiple of four elements, as on the host.
     read = [exact_copy(np.pad(array, (0, -array.size % SWIGLU_NUMBERS))) for array in (gate, up)]
     threads = -(-gate.size // SWIGLU_NUMBERS)

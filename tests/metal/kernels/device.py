@@ -2,78 +2,17 @@
 
 import ctypes
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-ROW_ENTRY = np.dtype([("base", "u8"), ("position", "u4"), ("first_page", "u4")])
-PLACE = [
-    *(("key_offset", "u8"), ("value_offset", "u8")),
-    *(("row_bytes", "u4"), ("block_shift", "u4")),
-]
-DECODE_TASK = np.dtype([("row", "u4"), ("split", "u4")])
-ATTENTION = np.dtype(
-    [
-        *(*PLACE, ("query_heads", "u4"), ("kv_heads", "u4"), ("first_row", "u4"), ("scale", "f4")),
-        *(("softcap", "f4"), ("window", "u4"), ("sinks", "u4"), ("unused", "u4")),
-    ]
-)
-APPEND = np.dtype([*PLACE, ("row_elements", "u4"), ("rows", "u4")])
-PROJECT = np.dtype(
-    [
-        *(*PLACE, ("query_heads", "u4"), ("kv_heads", "u4"), ("rows", "u4")),
-        *(("normed", "u4"), ("turned", "u4"), ("eps", "f4"), ("magnitude", "f4")),
-        *(("unused", "u4"), ("frequencies", "f4", 128)),
-    ]
-)
-GATHER = np.dtype(
-    [*PLACE, ("row_elements", "u4"), ("tokens", "u4"), ("row", "u4"), ("first", "u4")]
-)
-SWIGLU = np.dtype([("elements", "u4"), ("gate", "u4")])
-PRODUCT = np.dtype(
-    [
-        *(("inputs", "u4"), ("rows", "u4"), ("matrices", "u4"), ("group_shift", "u4")),
-        *(("added", "u4"), ("residual", "u4"), ("gate", "u4"), ("unused", "u4")),
-        *(("outputs", "u4", 4), ("first_tiles", "u4", 4)),
-    ]
-)
-BLOCK = np.dtype(
-    [
-        *(("source", "u8"), ("target", "u8"), ("source_stride", "u8"), ("target_stride", "u8")),
-        *(("bytes", "u8"), ("regions", "u4"), ("unused", "u4")),
-    ]
-)
-DELTA_SEGMENT = np.dtype(
-    [
-        *(("read", "u8"), ("reads", "u4"), ("first", "u4"), ("count", "u4")),
-        *(("first_write", "u4"), ("writes", "u4"), ("unused", "u4")),
-    ]
-)
-DELTA_WRITE = np.dtype([("slot", "u8"), ("rows", "u4"), ("unused", "u4")])
-DELTA = np.dtype(
-    [
-        *(("offset", "u8"), ("key_heads", "u4"), ("value_heads", "u4"), ("tail_rows", "u4")),
-        *(("segments", "u4"), ("eps", "f4"), ("rows", "u4")),
-    ]
-)
-ROUTE = np.dtype(
-    [
-        *(("rows", "u4"), ("experts", "u4"), ("chosen", "u4")),
-        *(("normalised", "u4"), ("shared", "u4"), ("tiles", "u4")),
-    ]
-)
-EXPERT_TILE = np.dtype([("expert", "u4"), ("first", "u4"), ("count", "u4"), ("unused", "u4")])
-EXPERTS = np.dtype(
-    [
-        *(("inputs", "u4"), ("outputs", "u4"), ("stride", "u4"), ("experts", "u4")),
-        *(("pairs", "u4"), ("chosen", "u4"), ("group_shift", "u4"), ("added", "u4")),
-        *(("gate", "u4"), ("unused", "u4")),
-    ]
-)
-MIX = np.dtype([("hidden", "u4"), ("rows", "u4"), ("chosen", "u4"), ("shared", "u4")])
+HEADER = (Path(__file__).parents[3] / "metal_ext/kernels/metal/arguments.h").read_text()
+TYPES = {"uint32_t": "u4", "uint64_t": "u8", "float": "f4"}
 SPLIT_TOKENS, SHORT_SPLIT_TOKENS, SHORT_ROW_TOKENS = 256, 128, 2048
 MOST_TILE_HEADS = 8
 SWIGLU_NUMBERS = 4
@@ -125,9 +64,24 @@ def tile_heads(group: int) -> int:
     return next(size for size in (4, 6, 8) if size >= heads)
 
 
-def struct(dtype: np.dtype[Any], *values: Any) -> NDArray[Any]:
-    """One struct with these members, in order."""
-    return np.array([values], dtype=dtype)
+def members(name: str) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Yield those of a struct, and of the struct in it."""
+    (text,) = re.findall(rf"^struct {name} \{{(.*?)^\}};", HEADER, re.MULTILINE | re.DOTALL)
+    line = re.compile(r"^  (\w+) (\w+)(?:\[(\w+)(?: / (\d))?\])?;", re.MULTILINE)
+    for kind, member, count, divisor in line.findall(text):
+        counts = re.findall(rf"\b{count} = (\d+)", HEADER) if count else []
+        shape = tuple(int(each) // int(divisor or 1) for each in counts)
+        yield from [(member, TYPES[kind], shape)] if kind in TYPES else members(kind)
+
+
+@cache
+def dtype(name: str) -> np.dtype[Any]:
+    return np.dtype([*members(name)])
+
+
+def struct(name: str, *values: Any) -> NDArray[Any]:
+    """One struct of that name with these members, in order."""
+    return np.array([values], dtype=dtype(name))
 
 
 def library_path() -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.metal.kernels.device import ROW_ENTRY
+from tests.metal.kernels.device import dtype
 from tests.metal.kernels.formats import Floats, Format, Stored
 from tests.metal.kernels.memory import PAGE, Addresses
 
@@ -80,7 +80,7 @@ class KVStore:
 
     def entries(self, rows: Sequence[tuple[int, int]]) -> NDArray[np.void]:
         """The row table for (sequence, position) pairs."""
-        table = np.zeros(len(rows), ROW_ENTRY)
+        table = np.zeros(len(rows), dtype("RowEntry"))
         for entry, (sequence, position) in zip(table, rows, strict=True):
             entry["position"] = position
             if self.kind == "paged":
