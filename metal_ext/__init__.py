@@ -62,7 +62,6 @@ if HAS_METAL:
         multiply as multiply,
         multiply_gated as multiply_gated,
         step_end as step_end,
-        swiglu as swiglu,
     )
 
 

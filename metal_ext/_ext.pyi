@@ -776,12 +776,6 @@ def gather(
     """Copies ``tokens`` rows of a segment's range, from ``first`` on. Returns the keys and the values, each
     ``[tokens, kv_heads, head_dim]`` of the layer's dtype. Works in any kind of backend."""
 
-def swiglu(gate: mx.array, up: mx.array, *, kind: str = "silu") -> mx.array:
-    """Returns ``silu(gate) * up`` by element, computed in float32, or what another gate of
-    ``gated_mlp`` makes of them. Both arrays have one shape and
-    dtype: float32, float16 or bfloat16. Raises ValueError for other types, IndexError for 0 or over
-    2**31 elements. Evaluation on a CPU raises RuntimeError."""
-
 def multiply(
     x: mx.array, matrices: Sequence[StoredMatrix], residual: mx.array | None = None
 ) -> list[mx.array]:
@@ -793,8 +787,8 @@ def multiply(
 def multiply_gated(
     x: mx.array, gate: StoredMatrix, up: StoredMatrix, *, kind: str = "silu"
 ) -> mx.array:
-    """Returns ``swiglu`` of x's products with two matrices, in one command if both have the same
-    format and no bias. Otherwise like ``multiply``."""
+    """Returns what a gate of ``gated_mlp`` makes of x's products with two matrices, in one command.
+    Raises ValueError if they have different formats, or biases. Otherwise like ``multiply``."""
 
 def mixture(
     x: mx.array,

@@ -297,17 +297,15 @@ class MlxOps:
         if own:
             return metal_ext.mixture(x, residual, logits, own, *shared_gate)
         experts, weights = route(logits, spec)
-        gate_up = [self._matrices[stack.name] for stack in tensors.gate_up]
-        down = self._matrices[tensors.down.name]
-        return residual + mix(x, experts, weights, gate_up, down, partial(_gated, spec.gate))
+        *gate_up, down = (self._matrices[each.name] for each in (*tensors.gate_up, tensors.down))
+        return residual + mix(x, experts, weights, gate_up, down, GATED[spec.gate])
 
     def _own_mixture(
         self, x: mx.array, spec: Experts, tensors: MixtureTensors
     ) -> "metal_ext.Mixture | None":
         """Return the experts for quire's own kernels, or None where MLX has to multiply."""
         own = self._mixtures.get(tensors.down.name)
-        fits = own is not None and has_few_pairs(spec, len(x)) and _takes(own, x)
-        return own if fits else None
+        return own if own and has_few_pairs(spec, len(x)) and _takes(own, x) else None
 
     def _normed(self, x: mx.array, norm: Vector) -> mx.array:
         return mx.fast.rms_norm(x, self._vectors[norm.name], self._eps)
@@ -346,9 +344,10 @@ class MlxOps:
         """Return what the gate of an MLP makes of x."""
         rotated = self._rotated(x, gate_up)
         own = self._own_matrices(*rotated[0])
-        if len(own) == len(gate_up):
+        formats = {(self._matrices[each.name].packing, each.has_bias) for each in gate_up}
+        if len(own) == len(gate_up) and len(formats) == 1 and not gate_up[0].has_bias:
             return metal_ext.multiply_gated(rotated[0][0], *own, kind=kind.value)
-        return _gated(kind, *self._multiply_rotated(rotated, gate_up))
+        return GATED[kind](*self._multiply_rotated(rotated, gate_up))
 
     def _rotated(self, x: mx.array, product: Product) -> list[tuple[mx.array, Product]]:
         """Return x as the matrices multiply it, with those that share one rotated x."""
@@ -392,17 +391,18 @@ def _head_norms(mixer: AttentionTensors | DeltaTensors) -> list[Vector]:
 
 
 def _gated(kind: Gate, gate: mx.array, up: mx.array) -> mx.array:
-    """Return what an MLP makes of its gate and its up-projection (metal_ext.gated_mlp)."""
-    if metal_ext.HAS_METAL:
-        return metal_ext.swiglu(gate, up, kind=kind.value)
-    # This does not use nn.silu, which MLX on Linux would compile with g++ at run time.
-    if kind is Gate.GELU:
-        inner = (2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3)
-        return 0.5 * gate * (1 + mx.tanh(inner)) * up
+    """Return what an MLP makes of gate and up-projection (metal_ext.gated_mlp), in float32."""
+    g, u = gate.astype(mx.float32), up.astype(mx.float32)
     if kind is Gate.CLAMPED_SILU:
-        gate, up = mx.minimum(gate, 7.0), mx.clip(up, -7.0, 7.0)
-        return gate * mx.sigmoid(1.702 * gate) * (up + 1)
-    return gate * mx.sigmoid(gate) * up
+        g, u = mx.minimum(g, 7.0), mx.clip(u, -7.0, 7.0) + 1
+    curved = g + 0.044715 * g**3 if kind is Gate.GELU else g
+    steep = {Gate.SILU: 1.0, Gate.GELU: (8 / math.pi) ** 0.5, Gate.CLAMPED_SILU: 1.702}[kind]
+    return (g * mx.sigmoid(steep * curved) * u).astype(gate.dtype)
+
+
+# For a GPU, MLX compiles each to one command. On Linux, it would do so with g++ at run time.
+_compiled = partial(mx.compile, shapeless=True) if metal_ext.HAS_METAL else partial
+GATED: dict[Gate, GateFunction] = {kind: _compiled(partial(_gated, kind)) for kind in Gate}
 
 
 def _multiply(x: mx.array, matrix: StoredMatrix) -> mx.array:

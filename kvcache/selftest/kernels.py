@@ -29,7 +29,6 @@ from kvcache.views import layer_regions
 # that these sequences need no split, two splits, and more.
 LENGTHS = (1, 257, 600)
 MAX_TOKENS = 1024
-GATED_ROWS = 33
 # The sizes of the tested gated delta net (a recurrent layer): the width of heads (the only one that
 # a GPU's kernels support), the number of value heads, and the number of tokens in each step.
 DELTA_DIM = 128
@@ -106,7 +105,7 @@ class KernelChecks:
             ("decode again", self._decode),
             ("project", self._project),
             ("project again", self._project),
-            *([("gate", self._gate), ("products", self._products)] if self._on_gpu else []),
+            *([("products", self._products)] if self._on_gpu else []),
             ("end", lambda: shut_down(self._backend)),
         ]
 
@@ -195,11 +194,6 @@ class KernelChecks:
         ]
         stored = np.stack([_numbers(region)[-1] for region in kept])
         return self._compared(max(_difference(turned, want[0]), np.abs(stored - want[1]).max()))
-
-    def _gate(self) -> Result:
-        gate, up = (self._draw(KV_HEADS, [(0, GATED_ROWS)]) for _ in range(2))
-        gated = metal_ext.swiglu(self._array(gate), self._array(up))
-        return self._compared(_difference(gated, gate / (1 + np.exp(-gate)) * up))
 
     def _products(self) -> Result:
         """Multiply a few rows by the plain numbers of gate and up, with quire's own kernel."""

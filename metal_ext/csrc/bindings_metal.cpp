@@ -227,7 +227,6 @@ void bind_operations(nb::module_& m) {
         "norms"_a.none(), "rope"_a.none(), "rows"_a, "layer"_a, "kv_backend"_a);
   m.def("gather", &device::gather, "token"_a, "rows"_a, "segment"_a, "first"_a, "tokens"_a,
         "layer"_a, "kv_heads"_a, "head_dim"_a, "kv_backend"_a);
-  m.def("swiglu", &device::swiglu, "gate"_a, "up"_a, nb::kw_only(), "kind"_a = "silu");
   m.def("multiply", &device::multiply, "x"_a, "matrices"_a, "residual"_a.none() = nb::none());
   m.def("multiply_gated", &device::multiply_gated, "x"_a, "gate"_a, "up"_a, nb::kw_only(),
         "kind"_a = "silu");

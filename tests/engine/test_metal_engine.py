@@ -129,7 +129,7 @@ def test_greedy_answers_equal_mlx_lms_on_every_kind(
     loop = metal_loop(folder, kv_backend, answers)
     prompts = {1: list(range(7)), 2: list(range(100)), 3: [9] * 70}
     check_answers(loop, answers, folder, prompts)
-    assert {"project_append", "decode_attention", "swiglu"} < set(device.calls)
+    assert {"project_append", "decode_attention", "multiply_gated"} < set(device.calls)
     assert "append" not in device.calls
     loop.mailbox.put(greedy(4, prompts[2], 6))
     run_dry(loop)
@@ -152,7 +152,7 @@ def test_heads_without_norms_and_of_any_rope_are_appended_by_the_same_kernel(
     loop = metal_loop(folder, KVBackend.SPARSE, answers)
     prompts = {1: list(range(7)), 2: list(range(100))}
     check_answers(loop, answers, folder, prompts)
-    assert {"project_append", "decode_attention", "swiglu"} < set(device.calls)
+    assert {"project_append", "decode_attention", "multiply_gated"} < set(device.calls)
     assert "append" not in device.calls
     loop.close()
 

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import metal_ext
+from engine.models.mlx_ops import GATED
+from engine.models.spec import Gate
 from metal_ext import CpuWorkers, GatedDelta, StateMemory, StateRows, gated_delta
 from tests.kvcache.blocks import read_image, write_image
 
@@ -661,16 +663,6 @@ class Operations:
         token, made = gated_delta(token, qkv, z, a, b, delta, rows.native, 2 * offset, workers)
         return token, made.astype(dtype)
 
-    def swiglu(self, gate: mx.array, up: mx.array, *, kind: str = "silu") -> mx.array:
-        self.device.calls.append("swiglu")
-        assert (gate.shape, gate.dtype) == (up.shape, up.dtype)
-        wide, factor = gate.astype(mx.float32), up.astype(mx.float32)
-        if kind == "clamped_silu":
-            wide, factor = mx.minimum(wide, 7.0), mx.clip(factor, -7.0, 7.0) + 1.0
-        steep = {"silu": 1.0, "clamped_silu": 1.702, "gelu_tanh": (8 / np.pi) ** 0.5}[kind]
-        curved = wide + 0.044715 * wide**3 if kind == "gelu_tanh" else wide
-        return (wide * mx.sigmoid(steep * curved) * factor).astype(gate.dtype)
-
     def multiply(
         self, x: mx.array, matrices: list[StoredMatrix], residual: mx.array | None = None
     ) -> list[mx.array]:
@@ -682,7 +674,7 @@ class Operations:
         self, x: mx.array, gate: StoredMatrix, up: StoredMatrix, *, kind: str = "silu"
     ) -> mx.array:
         self.device.calls.append("multiply_gated")
-        return self.swiglu(gate.product(x), up.product(x), kind=kind)
+        return GATED[Gate(kind)](gate.product(x), up.product(x))
 
     def mixture(
         self,
@@ -698,7 +690,7 @@ class Operations:
 
         def mlp(row: mx.array, *matrices: StoredMatrix) -> mx.array:
             both = mx.concatenate([each.product(row) for each in matrices[:-1]], axis=-1)
-            gated = self.swiglu(*mx.split(both, 2, axis=-1), kind=mixture.kind)
+            gated = GATED[Gate(mixture.kind)](*mx.split(both, 2, axis=-1))
             return matrices[-1].product(gated)
 
         rows = []
@@ -770,7 +762,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
         "region_view": operations.region_view,
         "gather": operations.gather,
         "gated_delta": operations.gated_delta,
-        "swiglu": operations.swiglu,
         "Mixture": Mixture,
         "StoredMatrix": StoredMatrix,
         "mixture": operations.mixture,

@@ -52,7 +52,7 @@ from tests.metal_ext.shapes import PAGE, Shape
 STUB = Path(metal_ext.__file__).with_name("_ext.pyi")
 # Of the stub: what only a build with Metal has; functions that take none of these types by name.
 METAL_TYPES = {"MetalRows", "MetalKVBackend", "Mixture", "StoredMatrix"}
-METAL_FUNCTIONS = {"mixture", "multiply", "multiply_gated", "swiglu"}
+METAL_FUNCTIONS = {"mixture", "multiply", "multiply_gated"}
 
 # Rows of two heads of 32 float32.
 SHAPE = Shape(tokens_per_block=PAGE // 256, rows=(256, 256))

@@ -138,7 +138,7 @@ from tests.planted.suites import hunt_in_copies
 hunt_in_copies()
 """
 # A text that others include is tried in one of them.
-LIBRARIES = {"rows": "gather", "gate": "swiglu", "multiply": "products"}
+LIBRARIES = {"rows": "gather", "gate": "products", "multiply": "products"}
 # The test that fails, or in which python dies.
 TEST = re.compile(r"^(?:_+ |\S+::)(test_\w+)|line \d+ in (test_\w+)", re.MULTILINE)
 SANITIZERS = ("ThreadSanitizer: data race", "AddressSanitizer: [a-z-]+", "runtime error: .*")

@@ -18,7 +18,6 @@ enum : uint32_t {
   kMostTileHeads = 8,       // query heads that share a threadgroup's reads of one KV head
   kDecodeThreads = 256,     // threads of a threadgroup of decode_split
   kMaxHeadDim = 256,
-  kSwigluNumbers = 4,  // numbers that a thread of swiglu computes
   kScanThreads = 64,    // threads of a threadgroup of delta_scan
   kDeltaStateRows = 8,  // rows of a head's state that a simdgroup of it has
   kProductThreads = 64,  // threads of a threadgroup of products
@@ -124,13 +123,8 @@ struct GatherArguments {
   uint32_t first;
 };
 
-// What swiglu makes of gates g and numbers u: SiLU(g) * u, or what cpu::Gate says of the others.
+// What a gate g makes of u: SiLU(g) * u, or what cpu::Gate says of the others.
 enum : uint32_t { kSilu = 0, kGeluTanh = 1, kClampedSilu = 2 };
-
-struct SwigluArguments {
-  uint32_t elements;
-  uint32_t gate;
-};
 
 // The arguments of products and of gated_product.
 struct ProductArguments {

@@ -4,9 +4,9 @@
 #include "gate.h"
 #include "multiply.h"
 
-// Writes outputs of a tile of R pairs at most: those of one matrix (down), or what the gate makes of
-// those of two. A tile with fewer pairs repeats the last one. `expert` is the expert's first output
-// in a stack.
+// Writes outputs of a tile of R pairs at most: those of one matrix (down), or what the gate makes
+// of those of two. A tile with fewer pairs repeats the last one. `expert` is the first output of an
+// expert in its stack.
 template <Packing packing, uint R, uint matrices, typename T, typename Out>
 inline void multiply_pairs(
     const device T* x, const device uint* order, ExpertTile tile, Matrix<T> one, Matrix<T> two,

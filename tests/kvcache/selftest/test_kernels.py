@@ -72,7 +72,7 @@ def test_a_gpus_kernels_are_tried_with_norm_and_rope_in_one(
 
     results = tried(kv_backend, shape, on_metal(kv_backend))
     assert all(step.passed for step in results), results[-1]
-    assert {"project_append", "swiglu"} < set(device.calls)
+    assert {"project_append", "multiply_gated"} < set(device.calls)
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ def test_a_recurrence_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch, wh
     assert (results[-1].name, results[-1].passed) == ("states", False)
 
 
-def test_a_gate_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gated_product_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
-    swiglu = metal_ext.swiglu
-    monkeypatch.setattr(metal_ext, "swiglu", lambda gate, up: swiglu(up, gate))
+    multiply = metal_ext.multiply_gated
+    monkeypatch.setattr(metal_ext, "multiply_gated", lambda x, gate, up: multiply(x, up, gate))
 
     results = tried(KVBackend.SPARSE, SHAPE, on_metal(KVBackend.SPARSE))
-    assert (results[-1].name, results[-1].passed) == ("gate", False)
+    assert (results[-1].name, results[-1].passed) == ("products", False)
 
 
 @pytest.mark.parametrize(

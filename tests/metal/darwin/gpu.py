@@ -28,7 +28,7 @@ WITHOUT_STREAM = (
     *("packed_bytes", "packed_rows", "uncounted"),
 )
 # Without rows, and of a GPU alone.
-OF_A_GPU = ("mixture", "multiply", "multiply_gated", "swiglu")
+OF_A_GPU = ("mixture", "multiply", "multiply_gated")
 
 
 class Gpu:

@@ -36,6 +36,7 @@ def environment(figures: Path) -> dict[str, str]:
         "HOME": str(figures),
         "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
         "LD_PRELOAD": str(BUILD / "libdarwin.so"),
+        "MLX_DISABLE_COMPILE": "1",  # by g++
         # Each process would translate and compile all of it again.
         "PYTHONDONTWRITEBYTECODE": "",
         "PYTHONPATH": ":".join(map(str, (RUNG / "site", ROOT))),

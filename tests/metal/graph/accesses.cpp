@@ -169,13 +169,12 @@ const Bindings& bindings_of(const std::string& kernel) {
   static const std::vector<std::pair<const char*, Bindings>> families{
       {"append_", {6, {}}},              {"project_append_", {10, {8}}},
       {"decode_split_", {10, {5, 6, 7}}}, {"decode_combine_", {6, {3}}},
-      {"gather_", {6, {3, 4}}},          {"swiglu_", {4, {2}}},
+      {"gather_", {6, {3, 4}}},          {"mix_", {6, {4}}},
       {"delta_prepare_", {12, {9, 10}}}, {"delta_scan_", {6, {0}}},
       {"delta_finish_", {9, {7}}},
       {"mark_step", {2, {0}}},           {"products_", {23, {17, 18, 19, 20}}},
       {"gated_product_", {9, {7}}},      {"route_", {5, {1, 2, 3}}},
-      {"expert_gates_", {19, {17}}},     {"expert_downs_", {12, {10}}},
-      {"mix_", {6, {4}}}};
+      {"expert_gates_", {19, {17}}},     {"expert_downs_", {12, {10}}}};
   for (const auto& [family, bindings] : families) {
     if (begins(kernel, family)) {
       return bindings;

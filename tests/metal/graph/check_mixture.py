@@ -103,7 +103,7 @@ def wide(matrix: StoredMatrix) -> StoredMatrix:
 def expected(made: Layer, rows: list[mx.array]) -> mx.array:
     experts, weights = mlx_ops.route(rows[2], SPEC)
     x, residual, _, opening = (each.astype(mx.float32) for each in rows)
-    gate, weights = partial(mlx_ops._gated, made.kind), weights.astype(mx.float32)
+    gate, weights = mlx_ops.GATED[made.kind], weights.astype(mx.float32)
     mixed = mlx_ops.mix(x, experts, weights, [*map(wide, made.gate_up)], wide(made.down), gate)
     if made.shared:
         gates, ups = (mlx_ops._multiply(x, wide(each)) for each in made.shared[:2])

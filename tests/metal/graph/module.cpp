@@ -163,17 +163,17 @@ Operation describe(const mx::array& array) {
 std::vector<Operation> operations_behind(const std::vector<mx::array>& ends) {
   std::vector<Operation> operations;
   std::set<uint64_t> entered;
-  std::set<const mx::Primitive*> done;
+  std::set<uint64_t> done;  // first outputs: what MLX compiles is one primitive in all its uses
   std::vector<mx::array> open(ends.rbegin(), ends.rend());
   while (!open.empty()) {
     const mx::array array = open.back();
-    if (!array.has_primitive() || done.contains(&array.primitive())) {
+    if (!array.has_primitive() || done.contains(array.outputs().front().id())) {
       open.pop_back();
     } else if (entered.insert(array.id()).second) {
       open.insert(open.end(), array.inputs().rbegin(), array.inputs().rend());
     } else {
       open.pop_back();
-      done.insert(&array.primitive());
+      done.insert(array.outputs().front().id());
       operations.push_back(describe(array));
     }
   }

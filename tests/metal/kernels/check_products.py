@@ -159,7 +159,8 @@ def test_a_gated_product_is_what_the_gate_makes_of_rounded_products(
     matrices = [weights(number, packing, 6, seed) for seed in (1, 2)]
     for kind, rows, tile in ((0, 1, 1), (1, 2, 2), (2, 5, 4)):
         wide = number.decode(random_rows(name, rows, packing.inputs))
-        x = number.encode(4 * wide / np.abs(wide @ matrices[0].numbers.T).max())
+        most = 4 if kind == 1 else 100  # float32's exp() is infinite for more than 88
+        x = number.encode(most * wide / np.abs(wide @ matrices[0].numbers.T).max())
         g, u = (number.decode(p) for p in multiply(device, name, packing, x, matrices, tile))
         found = number.decode(multiply(device, name, packing, x, matrices, tile, gate=kind)[0])
         wanted = gated(g, u, kind)

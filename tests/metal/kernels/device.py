@@ -15,7 +15,6 @@ HEADER = (Path(__file__).parents[3] / "metal_ext/kernels/metal/arguments.h").rea
 TYPES = {"uint32_t": "u4", "uint64_t": "u8", "float": "f4"}
 SPLIT_TOKENS, SHORT_SPLIT_TOKENS, SHORT_ROW_TOKENS = 256, 128, 2048
 MOST_TILE_HEADS = 8
-SWIGLU_NUMBERS = 4
 DECODE_THREADS = 256
 PRODUCT_THREADS, PRODUCT_OUTPUTS, GATE_OUTPUTS = 64, 8, 4
 ROUTE_THREADS, TILE_ROWS, MAX_PAIRS = 256, 4, 1024

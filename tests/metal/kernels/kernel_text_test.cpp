@@ -72,7 +72,6 @@ TEST("the list of all kernels has every instance once") {
   CHECK(count_of(" append_", together) == 3 * 3 * 3);
   CHECK(count_of(" decode_combine_", together) == 3 * 3);
   CHECK(count_of(" gather_", together) == 3 * 3);
-  CHECK(count_of(" swiglu_", together) == 3);
   CHECK(count_of(" products_", together) == 3 * 4 * 3);
   CHECK(count_of(" gated_product_", together) == 3 * 4 * 3);
   CHECK(count_of("_blocks", together) == 2);

@@ -107,15 +107,6 @@ void write(const std::string& kind) {
       {{kRowElements / 4, 40, 1}, {32, 4, 1}, true});
 }
 
-void swiglu() {
-  Numbers gate(999, 0x3c00);
-  Numbers up = gate;
-  Numbers out(gate.size());
-  SwigluArguments arguments{static_cast<uint32_t>(gate.size()), kSilu};
-  run("swiglu_bfloat", {gate.data(), up.data(), out.data(), &arguments},
-      {{250, 1, 1}, {64, 1, 1}, true});
-}
-
 // Of 40 rows, which have more pairs than route has threads.
 void mixture() {
   constexpr uint32_t kRows = 40, kExperts = 16, kChosen = 8, kInner = 32, kHidden = 64;
@@ -168,7 +159,6 @@ int main() {
     decode(kind);
     write(kind);
   }
-  swiglu();
   mixture();
   blocks();
   std::puts("every kernel has run under ThreadSanitizer");

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 DECODE = "decode_split_bfloat_half_128_6_paged"
 APPEND = "append_half_bfloat_dense"
 BLOCKS = "copy_blocks"
-SWIGLU = "swiglu_half"
+GATED = "gated_product_half_plain_1"
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,15 @@ VARIANTS = (
     ),
     Variant(
         "a product narrowed to half without a cast",
-        SWIGLU,
-        "static_cast<T>(\n"
-        "          gated(arguments.gate, float(gate[element]), float(up[element])))",
-        "gated(arguments.gate, float(gate[element]), float(up[element]))",
+        GATED,
+        "static_cast<T>(gated(arguments.gate, g, u))",
+        "gated(arguments.gate, g, u)",
     ),
     Variant(
-        "a write to what is only read", SWIGLU, "out[element] =", "up[element] = out[element] ="
+        "a write to what is only read",
+        GATED,
+        "multiply_tile<T, packing, R, 2>(",
+        "x[0] = x[1]; multiply_tile<T, packing, R, 2>(",
     ),
     Variant(
         "a statement newer than C++14",

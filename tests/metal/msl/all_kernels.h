@@ -15,7 +15,6 @@ inline std::vector<Kernel> all_kernels() {
       Packing::plain, Packing::affine4, Packing::affine8, Packing::mxfp4};
   std::vector<Kernel> all{zero_blocks_kernel(), copy_blocks_kernel(), mark_step_kernel()};
   for (Number activations : kNumbers) {
-    all.push_back(swiglu_kernel(activations));
     all.push_back(route_kernel(activations));
     all.push_back(mix_kernel(activations));
     for (Packing packing : kPackings) {

@@ -15,7 +15,7 @@ MSL_FLAGS = -std=c++20 -O2 $(MSL_MACHINE) -fPIC -fno-strict-aliasing -fvisibilit
 MSL_KERNEL_FLAGS = $(MSL_FLAGS) -D__METAL_VERSION__=310 -isystem $(MSL)/include
 MSL_RACES := $(findstring -fsanitize=thread,$(MSL_OPTIONS))
 
-MSL_FILES := append blocks combine decode delta experts gather products project route step swiglu
+MSL_FILES := append blocks combine decode delta experts gather products project route step
 MSL_OF_append := $(filter append_%,$(MSL_KERNELS))
 MSL_OF_combine := $(filter decode_combine_%,$(MSL_KERNELS))
 MSL_OF_decode := $(filter decode_split_%,$(MSL_KERNELS))
@@ -26,7 +26,6 @@ MSL_OF_route := $(filter route_%,$(MSL_KERNELS))
 MSL_OF_project := $(filter project_append_%,$(MSL_KERNELS))
 MSL_OF_gather := $(filter gather_%,$(MSL_KERNELS))
 MSL_OF_blocks := $(filter zero_blocks copy_blocks,$(MSL_KERNELS))
-MSL_OF_swiglu := $(filter swiglu_%,$(MSL_KERNELS))
 MSL_OF_step := $(filter mark_step,$(MSL_KERNELS))
 MSL_USED := $(foreach file,$(MSL_FILES),$(if $(MSL_OF_$(file)),$(file)))
 MSL_OBJECTS := $(MSL_USED:%=$(MSL_OUT)/kernels_%.o) \

@@ -106,10 +106,6 @@ Kernel gather_kernel(Number kv, Kind kind) {
   return instance("gather.metal", "gather", kCopyThreads, kv, kind);
 }
 
-Kernel swiglu_kernel(Number activations) {
-  return instance("swiglu.metal", "swiglu", kCopyThreads, activations);
-}
-
 Kernel products_kernel(Number activations, Packing packing, uint32_t rows) {
   return instance("products.metal", "products", kProductThreads, activations, packing, rows);
 }

@@ -36,7 +36,6 @@ Kernel decode_split_kernel(
 Kernel decode_combine_kernel(Number activations, int head_dim);
 Kernel project_append_kernel(Number activations, Number kv, int head_dim, Kind kind);
 Kernel gather_kernel(Number kv, Kind kind);
-Kernel swiglu_kernel(Number activations);
 // `rows` is the number of rows, or of pairs with one expert, for which a matrix is read once: 1, 2
 // or 4 (kTileRows), and for experts 1 or 4.
 Kernel products_kernel(Number activations, Packing packing, uint32_t rows);

@@ -6,7 +6,7 @@
 #include "ops/metal/layer_rows.h"
 #include "ops/metal/ops.h"
 
-// Layers other than attention, on a GPU: gated delta nets, and the gate of an MLP.
+// Gated delta nets on a GPU.
 namespace quire::ops {
 namespace {
 
@@ -95,27 +95,6 @@ metal::DeltaArguments arguments_of(
           static_cast<float>(delta.eps), narrowed<uint32_t>("rows", states.size())};
 }
 
-struct Swiglu {
-  metal::Kernel kernel;
-  uint32_t kind;
-
-  void encode(
-      Encoder& encoder, const std::vector<mx::array>& in, std::vector<mx::array>& out) const {
-    const mx::array gate = encoder.contiguous(in[0]);
-    const mx::array up = encoder.contiguous(in[1]);
-    allocate_on_device(out[0]);
-    const auto elements = narrowed<uint32_t>("elements", out[0].size());
-    const metal::SwigluArguments arguments{elements, kind};
-    encoder.kernel(kernel);
-    encoder.input(gate, 0);
-    encoder.input(up, 1);
-    encoder.output(out[0], 2);
-    encoder.bytes(arguments, 3);
-    encoder.run_threads(
-        MTL::Size((elements + metal::kSwigluNumbers - 1) / metal::kSwigluNumbers, 1, 1));
-  }
-};
-
 }  // namespace
 
 std::pair<mx::array, mx::array> device::gated_delta(
@@ -140,20 +119,6 @@ std::pair<mx::array, mx::array> device::gated_delta(
       {token, qkv, z, a, b, delta->conv, delta->a_log, delta->dt_bias, delta->norm,
        states->begun(), states->written()});
   return {results[0], results[1]};
-}
-
-mx::array device::swiglu(const mx::array& gate, const mx::array& up, const std::string& kind) {
-  const metal::Number type = number_of("gate", gate.dtype());
-  check_same_type("gate", gate, "up", up);
-  require<std::invalid_argument>(
-      gate.shape() == up.shape(), "gate and up have different shapes");
-  constexpr int64_t kMostElements = int64_t{1} << 31;
-  checked_between("elements of gate", static_cast<int64_t>(gate.size()), 1, kMostElements);
-  return mx::array(
-      gate.shape(), gate.dtype(),
-      device_operation(
-          "swiglu", Swiglu{metal::swiglu_kernel(type), number_of_gate(kind)}),
-      {gate, up});
 }
 
 }  // namespace quire::ops

@@ -55,8 +55,6 @@ std::pair<mx::array, mx::array> gated_delta(
     const mx::array& b, const Delta& delta, const DeviceStateRows& states, int64_t offset,
     const DeviceMemory& kv_backend);
 
-mx::array swiglu(const mx::array& gate, const mx::array& up, const std::string& kind);
-
 std::vector<mx::array> multiply(
     const mx::array& x, const std::vector<Stored>& matrices,
     const std::optional<mx::array>& residual);

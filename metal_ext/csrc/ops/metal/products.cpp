@@ -154,11 +154,9 @@ mx::array device::multiply_gated(
   check_product(x, *gate);
   check_product(x, *up);
   require<std::invalid_argument>(
-      gate->outputs() == up->outputs(), "gate and up have different outputs");
-  if (!gate->shares_format(*up) || gate->has_bias() || up->has_bias()) {
-    const std::vector<mx::array> products = multiply(x, {gate, up}, std::nullopt);
-    return swiglu(products[0], products[1], kind);
-  }
+      gate->outputs() == up->outputs() && gate->shares_format(*up) && !gate->has_bias() &&
+          !up->has_bias(),
+      "gate and up have different outputs or formats, or biases");
   const metal::Kernel kernel = metal::gated_product_kernel(
       number_of("x", x.dtype()), gate->packing(),
       tile_rows(narrowed<uint32_t>("rows", x.shape(0))));
