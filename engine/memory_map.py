@@ -1,7 +1,7 @@
 """A snapshot of the engine's sequences and memory for GET /memory, without texts or tokens."""
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -39,6 +39,7 @@ class MemoryMap:
 
         return self.kv.as_json() | {
             "pool": pool and pool.as_json(),
+            "disk": asdict(stats.disk),
             "shared_saved_bytes": 0 if pool is None else pool.shared_saved_bytes,
             "running": stats.running,
             "waiting": stats.waiting,
