@@ -64,8 +64,8 @@ class FullGroup(KVGroup):
         )
         self._clock = clock
         self._size = group.tokens_per_block
-        most = min(LENT_BYTES // group.block_bytes, self.allocator.sequence_blocks)
-        self.most_lent = min(LENT_BLOCKS, max(1, most))
+        fitting = min(LENT_BYTES // group.block_bytes, self.allocator.sequence_blocks)
+        self.most_lent = min(LENT_BLOCKS, max(1, fitting))
         self._free_slack_bytes = settings.free_slack_bytes
         self._maps_while_running = backend.maps_while_running
         self._open: dict[int, SequenceBlocks] = {}
@@ -283,18 +283,18 @@ class FullGroup(KVGroup):
 
     def lend(self, sequence: CachedSequence, numbers: Sequence[int]) -> Loan | None:
         """Map sealed blocks in a buffer of the loan's own, one behind the other."""
-        blocks = [self.prefixes.find(sequence.block_hashes, number) for number in numbers]
-        found = [block for block in blocks if block is not None]
-        if len(found) < len(blocks) or not self.allocator.may_map:
+        cached = (self.prefixes.find(sequence.block_hashes, number) for number in numbers)
+        blocks = [block for block in cached if block is not None]
+        if len(blocks) < len(numbers) or not self.allocator.may_map:
             return None
-        buffer = self.buffers.take(found)
+        buffer = self.buffers.take(blocks)
         if buffer is None:
             return None
         own = SequenceBlocks(sequence, buffer)
-        if not self.allocator.map_shared(own, found):
+        if not self.allocator.map_shared(own, blocks):
             self.buffers.free(buffer)
             return None
-        for block in found:
+        for block in blocks:
             self.prefixes.index.use(block)
             self.pool.attach(block)
         return self._loan(own, numbers)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 
+from kvcache.backends.backend import file_checksum as file_checksum
 from kvcache.block_hashes import BlockHashes
 from kvcache.groups.base import KVGroup, Loan, match_all
 from kvcache.groups.full import FullGroup
@@ -34,8 +35,8 @@ FORMAT_VERSION, TAG_BYTES = 1, 16
 IDLE_END_S = 60.0
 # A read may delay a prompt by this part of the time that computing the same tokens takes.
 LATE_PART = 0.1
-# The speed and the latency of reading that are assumed before any is measured.
-FIRST_READ_BYTES_PER_S, READ_LATENCY_S = 1e9, 0.005
+# The speed that is assumed before any read is measured, and what each read and record costs beside.
+FIRST_READ_BYTES_PER_S, READ_LATENCY_S, RECORD_S = 1e9, 0.005, 0.0005
 # The weight of the newest read in the mean speed. After each read that was not begun because
 # computing seemed faster, the speed is assumed to be this much higher.
 NEWEST_WEIGHT, FORGIVENESS = 0.5, 1.1
@@ -168,7 +169,8 @@ class DiskTier:
         read.tokens = start * self._size, position * self._size
         computing_s = self._seconds(*read.tokens)
         nbytes = sum(record.nbytes for record in map(self._store.find, keys) if record is not None)
-        if computing_s and nbytes / self._bytes_per_s + READ_LATENCY_S > computing_s:
+        reading_s = nbytes / self._bytes_per_s + READ_LATENCY_S + RECORD_S * len(keys)
+        if computing_s and reading_s > computing_s:
             self._bytes_per_s *= FORGIVENESS
             read.miss = MissReason.DISK_SLOWER
             return read

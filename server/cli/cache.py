@@ -106,7 +106,7 @@ def clear_cache(file: Path | None, model: str | None, key: str | None) -> str:
 
 def verify_cache(file: Path | None, say: Callable[[str], None]) -> bool:
     """Read all records, and remove broken ones. Return True if all are whole."""
-    from kvcache.backends.backend import file_checksum  # it imports MLX
+    from kvcache.tier.tier import file_checksum  # it imports MLX
 
     with _records(engine_config(read_settings(file, {}))) as store:
         results = {} if store is None else store.verify(file_checksum)
