@@ -1,10 +1,9 @@
-#include "core/checksum.h"
-
 #include <random>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "core/records.h"
 
 namespace quire {
 namespace {

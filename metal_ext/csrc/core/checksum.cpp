@@ -1,7 +1,7 @@
-#include "core/checksum.h"
-
 #include <array>
 #include <cstring>
+
+#include "core/records.h"
 
 #if defined(__x86_64__)
 #include <nmmintrin.h>

@@ -8,7 +8,6 @@
 #include <system_error>
 
 #include "core/checked.h"
-#include "core/checksum.h"
 
 // Implements transfers between memory and files by vectors of pieces.
 namespace quire {

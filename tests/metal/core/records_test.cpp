@@ -6,7 +6,6 @@
 
 #include "bench.h"
 #include "check.h"
-#include "core/checksum.h"
 
 // Blocks and slots that move to files and back.
 namespace quire::metal {
