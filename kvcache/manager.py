@@ -252,9 +252,10 @@ class KVCacheManager:
 
     @property
     def recovering(self) -> bool:
-        """True if memory of closed sequences will still become free, or prefixes are read."""
-        reading = self._tier is not None and self._tier.is_reading
-        return reading or any(group.recovering for group in self._groups)
+        """True if memory of closed sequences or of the tier will still become free, or prefixes are
+        read."""
+        moving = self._tier is not None and self._tier.recovering
+        return moving or any(group.recovering for group in self._groups)
 
     # --- for the scheduler: prefixes in files -----------------------------------------------------
 

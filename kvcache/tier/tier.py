@@ -35,6 +35,8 @@ FORMAT_VERSION, TAG_BYTES = 1, 16
 IDLE_END_S = 60.0
 # A read may delay a prompt by this part of the time that computing the same tokens takes.
 LATE_PART = 0.1
+# A read may take this long if it is not known yet how long computing takes.
+UNKNOWN_LATE_S = 1.0
 # The speed that is assumed before any read is measured, and what each read and record costs beside.
 FIRST_READ_BYTES_PER_S, READ_LATENCY_S, RECORD_S = 1e9, 0.005, 0.0005
 # The weight of the newest read in the mean speed. After each read that was not begun because
@@ -49,6 +51,8 @@ BUSY_POLL_S = 0.002
 LONGEST_REST_S = 60.0
 # How long the tier's threads may take to end a transfer before memory is left to the system.
 END_LIMIT_S = 5.0
+# How long others wait for memory of a transfer before they go on as if it never ended.
+TRANSFER_LIMIT_S = 5.0
 LOAN_ID = -1
 
 
@@ -78,7 +82,11 @@ class DiskRead:
     """The numbers of records that have no memory yet, by the number of the group."""
     loans: dict[int, Loan] = field(default_factory=dict)
     done: dict[int, set[int]] = field(default_factory=dict)
-    outstanding: int = 0
+    outstanding: set[tuple[int, int]] = field(default_factory=set)
+    """The group and number of each record that is still to be read."""
+    begun: set[tuple[int, int]] = field(default_factory=set)
+    """Of which of them a thread may use the memory. The tier's threads add to it."""
+    given_up_s: float = math.inf
     is_cancelled: bool = False
     is_waited_for: bool = False
     miss: MissReason | None = None
@@ -121,7 +129,7 @@ class DiskTier:
         self._systems: deque[tuple[float, CachedSequence, int]] = deque()
         """``(due, sequence, position)`` of ends of system prompts."""
         self._writing: tuple[KVGroup, Loan] | None = None
-        self._writes_at = 0.0
+        self._writing_since = self._writes_at = 0.0
         self._bytes_per_s = FIRST_READ_BYTES_PER_S
         self._read_bytes = self._written_bytes = self._failures = 0
 
@@ -145,8 +153,11 @@ class DiskTier:
         return None if read is None else read.miss
 
     @property
-    def is_reading(self) -> bool:
-        return any(read.is_waited_for for read in self._running)
+    def recovering(self) -> bool:
+        """True if prompts wait for reads, or memory that transfers use will still become free."""
+        since = [read.given_up_s for read in self._running]  # later than now: it is waited for
+        since += [] if self._writing is None else [self._writing_since]
+        return any(self._clock() - each < TRANSFER_LIMIT_S for each in since)
 
     def give_up_reads(self) -> None:
         """Let all prompts go on without records, because memory is short."""
@@ -166,6 +177,10 @@ class DiskTier:
         keys = [self._key(hashes, *at) for at in pairs(read.wanted)]
         if keys[0] in self._reading:
             return self._reading[keys[0]]
+        if any(other.is_cancelled for other in self._running):
+            # The disk still uses memory of reads that were given up. More of it may never end.
+            read.miss = MissReason.DISK_LATE
+            return read
         read.tokens = start * self._size, position * self._size
         computing_s = self._seconds(*read.tokens)
         nbytes = sum(record.nbytes for record in map(self._store.find, keys) if record is not None)
@@ -176,7 +191,7 @@ class DiskTier:
             return read
         self._store.use(keys)
         read.began_s, read.is_waited_for = self._clock(), True
-        read.deadline_s = read.began_s + LATE_PART * computing_s if computing_s else math.inf
+        read.deadline_s = read.began_s + (LATE_PART * computing_s or UNKNOWN_LATE_S)
         self._reading[keys[0]] = read
         self._running.append(read)
         self._lend_empty(read)
@@ -202,7 +217,7 @@ class DiskTier:
                 continue
             del read.wanted[number]
             read.loans[number], read.done[number] = loan, set()
-            read.outstanding += len(missing)
+            read.outstanding |= {(number, n) for n in missing}
             self._prepare()
             for n in missing:
                 key = self._key(read.sequence.block_hashes, number, n)
@@ -211,12 +226,13 @@ class DiskTier:
     def _transfer(self, read: DiskRead, number: int, n: int, key: bytes) -> Callable[[], None]:
         """Read a record, on another thread. Return what the engine's thread is to do then."""
         loan, result = read.loans[number], ReadResult.GONE
+        read.begun.add((number, n))  # before it looks whether the read was given up
         if not read.is_cancelled:
             result = self._store.read(key, lambda fd, _: loan.read(n, fd))
         return partial(self._note_read, read, number, n, result)
 
     def _note_read(self, read: DiskRead, number: int, n: int, result: ReadResult) -> None:
-        read.outstanding -= 1
+        read.outstanding.discard((number, n))
         if result is ReadResult.OK:
             read.done[number].add(n)
             self._read_bytes += read.loans[number].nbytes
@@ -228,7 +244,9 @@ class DiskTier:
     def _give_up(self, read: DiskRead, miss: MissReason) -> None:
         """Let a prompt go on with what was read. Running transfers end later."""
         read.miss, read.is_cancelled, read.is_waited_for = miss, True, False
+        read.given_up_s = self._clock()
         read.wanted.clear()
+        read.outstanding &= read.begun
         self._adopt(read)
         self._finish_if_done(read)
 
@@ -246,8 +264,9 @@ class DiskTier:
         self._reading = {key: other for key, other in self._reading.items() if other is not read}
         read.is_waited_for = False
         nbytes = sum(len(read.done[number]) * loan.nbytes for number, loan in read.loans.items())
-        speed = max(1, nbytes) / max(self._clock() - read.began_s, READ_LATENCY_S)
-        self._bytes_per_s += NEWEST_WEIGHT * (speed - self._bytes_per_s)
+        if nbytes:  # else it says nothing about the disk: it may have found no memory
+            speed = nbytes / max(self._clock() - read.began_s, READ_LATENCY_S)
+            self._bytes_per_s += NEWEST_WEIGHT * (speed - self._bytes_per_s)
 
     def _key(self, hashes: BlockHashes, number: int, n: int) -> bytes:
         return sha256(self._tag + bytes([number]) + hashes.digests[n]).digest()
@@ -310,7 +329,7 @@ class DiskTier:
             self._writes_at = now + RETRY_S
             return
         self._prepare()
-        self._writing = group, loan
+        self._writing, self._writing_since = (group, loan), now
         records = [
             self._record(key, number, n, loan) for key, n in zip(batch, numbers, strict=True)
         ]

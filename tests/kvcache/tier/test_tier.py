@@ -1,0 +1,294 @@
+"""What the tier reads and writes, and when, around small caches over strict memory."""
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvcache.block_hashes import BlockHashes, PrefixSalt
+from kvcache.sequences import PromptBoundaries
+from kvcache.stats import DiskStats, MissReason
+from kvcache.tier import tier as product
+from kvcache.tier.store import RecordStore, System, TierLimits
+from kvcache.tier.tier import DiskTier
+from tests.kvcache.managers import BLOCK, TOKENS, grow, join, settle, small_manager
+from tests.kvcache.test_state_cache import SLOT_BYTES, Stage
+from tests.kvcache.tier.records import ROOMY, Clock, FailingSystem
+from tests.kvcache.tier.workers import PlayedWorkers
+
+SALT = PrefixSalt(b"somebody", may_be_written=True)
+IDS = list(range(3 * TOKENS + 4))
+ENDED = PromptBoundaries(0, messages_end=len(IDS))
+
+
+@dataclass
+class Cache:
+    """A cache with a tier whose clock and threads are the test's."""
+
+    folder: Path
+    heaps: int = 2
+    limits: TierLimits = ROOMY
+    system: System = field(default_factory=System)
+    max_sharers: int = 1000
+    stage: Stage | None = None
+    """A cache with states, in place of the usual one."""
+    seconds: Callable[[int, int], float] = lambda start, end: float(end - start)
+    clock: Clock = field(default_factory=Clock)
+    workers: PlayedWorkers = field(default_factory=PlayedWorkers)
+    newest: int = 100
+    told_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.kv, self.memory = (
+            (self.stage.kv, self.stage.memory)
+            if self.stage is not None
+            else small_manager(heaps=self.heaps, max_sharers=self.max_sharers)
+        )
+        clock, limits = self.clock, self.limits
+        self.store = RecordStore(self.folder, limits, clock=clock, system=self.system)
+        self.tier = self.kv._tier = DiskTier(
+            self.store,
+            self.kv._groups,
+            tag=b"tag",
+            tokens_per_block=TOKENS,
+            prepare=self.kv._finish_mappings,
+            seconds=self.seconds,
+            clock=clock,
+            workers=self.workers,
+        )
+
+    @property
+    def stats(self) -> DiskStats:
+        return self.kv.disk_stats()
+
+    def after(self, seconds: float) -> int:
+        """Let time pass. Return the bytes that were written since the last call."""
+        self.clock.now += seconds
+        for _ in range(9):
+            settle(self.kv, self.memory)
+        before, self.told_bytes = self.told_bytes, self.stats.written_bytes
+        return self.told_bytes - before
+
+    def hashes(self, ids: list[int], salt: PrefixSalt = SALT) -> BlockHashes:
+        hashes = self.kv.block_hashes(salt)
+        hashes.extend(ids, 0)
+        return hashes
+
+    def waits(self, seq_id: int, ids: list[int] = IDS, salt: PrefixSalt = SALT) -> bool:
+        waits = self.kv.waits_for_disk(seq_id, self.hashes(ids, salt), ENDED)
+        self.kv.check_invariants()
+        return waits
+
+    def live(self, ids: list[int] = IDS, salt: PrefixSalt = SALT, *, keep: bool = True) -> int:
+        """A whole life. Return how many of its tokens came from the cache."""
+        self.newest += 1
+        assert join(self.kv, self.newest, ids, salt=salt)
+        found = self.kv._open[self.newest].progress.computed
+        grow(self.kv, self.newest, found, len(ids) - found, ids)
+        self.kv.close(self.newest, keep_prefix=keep)
+        settle(self.kv, self.memory)
+        return found
+
+    def restarted(self, **changes: Any) -> "Cache":
+        self.store.close()
+        fresh: dict[str, Any] = {"workers": PlayedWorkers(), "clock": Clock(self.clock.now)}
+        return replace(self, told_bytes=0, **fresh | changes)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Cache:
+    """A cache whose disk has the blocks of IDS, and whose memory has nothing."""
+    cache = Cache(tmp_path)
+    cache.live()
+    assert cache.after(60) == 3 * BLOCK
+    return cache.restarted()
+
+
+def test_an_end_is_written_once_nobody_has_continued_it_for_a_minute(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.live()
+    cache.live(salt=replace(SALT, may_be_written=False), ids=[7] * 40)
+    cache.live([8] * 40, keep=False)
+    assert 59.9 < cache.kv.disk_poll_s() <= 60
+    assert cache.after(59.9) == 0
+    assert cache.after(0.1) == 3 * BLOCK
+    assert cache.stats.pending_writes == 0
+    assert cache.kv.disk_poll_s() == float("inf")
+
+
+def test_what_is_hit_is_written_and_of_a_conversation_the_newest_end_alone(tmp_path: Path) -> None:
+    stage = Stage()
+    cache, ids = Cache(tmp_path, stage=stage), list(range(6 * TOKENS + 4))
+    system, first, second = 2 * TOKENS, ids[: 4 * TOKENS + 2], ids
+
+    def live(ids: list[int]) -> None:
+        stage.newest += 1
+        ends = PromptBoundaries(system, messages_end=len(ids))
+        seq_id, hashes = stage.newest, cache.hashes(ids)
+        assert stage.kv.open(seq_id, hashes, len(ids), final_tokens=320, boundaries=ends)
+        stage.run(seq_id, ids, len(ids))
+        stage.leave(seq_id)
+
+    live(first)
+    assert cache.after(1) == 2 * BLOCK + SLOT_BYTES, "the end of the system prompt"
+    live(second)
+    assert cache.after(50) == 2 * BLOCK, "what was hit"
+    assert cache.after(9) == 0, "the older end is no end any more"
+    assert cache.after(9) == 2 * BLOCK + SLOT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("limits", "passed_s"), [({"per_hour": 3 * BLOCK}, 3700), ({"per_day": 3 * BLOCK}, 90_000)]
+)
+def test_what_the_bounds_forbid_is_written_later(
+    limits: dict[str, int], passed_s: int, tmp_path: Path
+) -> None:
+    cache = Cache(tmp_path, limits=replace(ROOMY, **limits))
+    cache.live()
+    assert cache.after(60) == 3 * BLOCK
+    cache.live([9] * 40)
+    assert cache.after(100) == 0
+    assert cache.kv.disk_poll_s() <= product.LONGEST_REST_S
+    assert cache.after(passed_s) == 2 * BLOCK
+
+
+def test_a_full_disk_is_a_failure_and_tried_again_after_a_rest(tmp_path: Path) -> None:
+    system = FailingSystem()
+    cache = Cache(tmp_path, system=system)
+    cache.live()
+    system.fail("fsync", 0, errno.ENOSPC)
+    assert cache.after(60) == 0
+    assert cache.stats.failures == 1
+    assert cache.after(60) == 3 * BLOCK
+
+
+def test_of_records_that_wait_to_be_written_the_oldest_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product, "MOST_DUE", 2)
+    cache = Cache(tmp_path)
+    cache.live()
+    assert cache.after(60) == 2 * BLOCK
+
+
+def test_what_memory_has_lost_is_not_written_and_delays_nothing(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.live()
+    cache.live([5] * 6 * TOKENS)
+    assert cache.after(60) == 8 * BLOCK, "a block of the first was evicted"
+
+
+def test_blocks_that_cannot_be_mapped_are_written_a_little_later(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, max_sharers=1)
+    cache.live()
+    cache.clock.now += 59.99
+    assert join(cache.kv, 1, IDS, salt=SALT)
+    assert cache.after(5) == 0, "its blocks have as many buffers as they may"
+    grow(cache.kv, 1, 3 * TOKENS, 4, IDS)
+    cache.kv.close(1)
+    settle(cache.kv, cache.memory)
+    assert cache.after(0.1) == 3 * BLOCK
+
+
+def test_a_salt_that_may_not_be_written_is_not_read(written: Cache) -> None:
+    assert not written.waits(1, salt=replace(SALT, may_be_written=False))
+    assert not written.waits(2, salt=PrefixSalt(b"another", may_be_written=True))
+    assert not written.waits(3, salt=PrefixSalt(b"somebody", b"client", may_be_written=True))
+    assert not written.workers.jobs
+    assert written.waits(4)
+
+
+def test_two_prompts_with_one_prefix_read_it_once(written: Cache) -> None:
+    longer = [*IDS, *range(900, 940)]
+    assert written.waits(1)
+    assert written.waits(2, longer)
+    settle(written.kv, written.memory)
+    assert not written.waits(1)
+    assert not written.waits(2, longer)
+    assert written.stats.read_bytes == 3 * BLOCK
+    assert written.live() == written.live(longer) == 3 * TOKENS
+
+
+def test_a_prompt_that_is_aborted_lets_go_of_memory_when_its_transfers_end(written: Cache) -> None:
+    written.workers.holds = lambda: len(written.workers.jobs) < 3
+    assert written.waits(1)
+    settle(written.kv, written.memory)
+    written.kv.stop_waiting(1)
+    assert not written.tier._running, "no thread has begun"
+    written.workers.holds = lambda: False
+    settle(written.kv, written.memory)
+    assert written.live() == TOKENS, "what was read is kept"
+
+
+def test_a_read_that_ends_in_no_time_pins_what_its_threads_use_alone(written: Cache) -> None:
+    """Reader threads hang in a disk that is gone: their blocks stay pinned, and no others."""
+    cache = written.restarted(seconds=lambda start, end: 0.0)
+    cache.workers.holds = lambda: True
+    assert cache.waits(1)
+    read = cache.tier._reads[1]
+    read.begun.add((0, 1))
+    cache.clock.now += product.UNKNOWN_LATE_S + 0.1
+    assert not cache.waits(1)
+    assert cache.tier.forget(1) is MissReason.DISK_LATE
+    assert not cache.waits(2), "the disk still uses memory of the last read"
+    assert cache.tier.forget(2) is MissReason.DISK_LATE
+    assert cache.kv.recovering
+    cache.clock.now += product.TRANSFER_LIMIT_S
+    assert not cache.kv.recovering, "it may never end"
+    assert len(cache.workers.jobs) == 3
+    cache.workers.holds = lambda: False
+    settle(cache.kv, cache.memory)
+    assert not cache.tier._running
+    assert cache.live() == 0
+
+
+def test_a_read_waits_for_memory_and_gives_way_to_what_runs(written: Cache) -> None:
+    cache = written.restarted(heaps=1)
+    assert join(cache.kv, 1, [1] * 40)
+    grow(cache.kv, 1, 0, 40)
+    assert cache.waits(2), "there is memory for a block, and it lacks three"
+    settle(cache.kv, cache.memory)
+    assert cache.waits(2)
+    assert cache.kv.recovering
+    assert not cache.kv.reserve(1, 5 * TOKENS)
+    assert not cache.waits(2)
+    cache.kv.close(1)
+    settle(cache.kv, cache.memory)
+    assert cache.live() == 0
+    assert cache.tier._bytes_per_s == product.FIRST_READ_BYTES_PER_S
+
+
+def test_a_disk_that_seems_slower_than_computing_is_forgiven(written: Cache) -> None:
+    cache = written.restarted(seconds=lambda start, end: (end - start) * 2e-4)
+    cache.tier._bytes_per_s = 1e6
+    for number in range(20):
+        if cache.waits(number):
+            break
+        assert cache.tier.forget(number) is MissReason.DISK_SLOWER
+    assert 3 < number < 20
+
+
+def test_a_slow_disk_may_go_on_while_it_saves_time(written: Cache) -> None:
+    cache = written.restarted(seconds=lambda start, end: float(end - start))
+    cache.workers.holds = lambda: len(cache.workers.jobs) < 2
+    assert cache.waits(1)
+    settle(cache.kv, cache.memory)
+    cache.clock.now += TOKENS
+    assert cache.waits(1), "two blocks save twice as long"
+    cache.clock.now += 2 * TOKENS
+    assert not cache.waits(1)
+    assert cache.live() == 2 * TOKENS
+
+
+def test_the_end_writes_what_is_due_and_gives_up_what_is_read(written: Cache) -> None:
+    written.live([3] * 40)
+    written.workers.holds = lambda: any(map(written.tier._reads.get, (1,)))
+    written.tier.write_ends_now()
+    settle(written.kv, written.memory)
+    assert written.stats.written_bytes == 2 * BLOCK
+    assert written.waits(1)
+    assert written.kv.shut_down()
+    assert not written.tier._running
