@@ -272,7 +272,9 @@ class DiskTier:
         return sha256(self._tag + bytes([number]) + hashes.digests[n]).digest()
 
     def _find(self, hashes: BlockHashes, number: int, n: int) -> bool:
-        return self._store.find(self._key(hashes, number, n)) is not None
+        """Return True if a record is in a file alone. One in memory may have too many sharers."""
+        is_in_memory = self._groups[number].has(hashes, n)
+        return not is_in_memory and self._store.find(self._key(hashes, number, n)) is not None
 
     # --- writing --------------------------------------------------------------------------------
 

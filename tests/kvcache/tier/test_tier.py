@@ -193,6 +193,16 @@ def test_blocks_that_cannot_be_mapped_are_written_a_little_later(tmp_path: Path)
     assert cache.after(0.1) == 3 * BLOCK
 
 
+def test_a_prompt_with_too_many_sharers_is_not_read(written: Cache) -> None:
+    cache = written.restarted(max_sharers=1)
+    assert cache.waits(1)
+    settle(cache.kv, cache.memory)
+    assert not cache.waits(1)
+    assert join(cache.kv, 1, IDS, salt=SALT)
+    assert not cache.waits(2), "memory has them, though not for one more"
+    cache.kv.check_invariants()
+
+
 def test_a_salt_that_may_not_be_written_is_not_read(written: Cache) -> None:
     assert not written.waits(1, salt=replace(SALT, may_be_written=False))
     assert not written.waits(2, salt=PrefixSalt(b"another", may_be_written=True))
