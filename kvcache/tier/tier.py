@@ -131,6 +131,7 @@ class DiskTier:
         self._writing: tuple[KVGroup, Loan] | None = None
         self._writing_since = self._writes_at = 0.0
         self._bytes_per_s = FIRST_READ_BYTES_PER_S
+        self._most_written = MOST_DUE
         self._read_bytes = self._written_bytes = self._failures = 0
 
     # --- reading --------------------------------------------------------------------------------
@@ -321,7 +322,7 @@ class DiskTier:
         """Begin to write the next batch, unless one is written or the bounds forbid it."""
         if self._writing is not None or now < self._writes_at:
             return
-        batch = self._next_batch()
+        batch = self._next_batch()[: self._most_written]
         if not batch:
             return
         number, sequence, _ = self._due[batch[0]]
@@ -372,12 +373,19 @@ class DiskTier:
         """Write records, on another thread. Return what the engine's thread is to do then."""
         nbytes = sum(record.nbytes for record, _ in batch)
         if delay_s := self._store.delay_of_write(nbytes):
+            if math.isinf(delay_s) and len(keys) > 1:
+                return partial(self._note_too_many, len(keys) // 2)
             return partial(self._note_written, [], 0, delay_s)
         result = self._store.write(batch)
         if isinstance(result, WriteFailure):
             log.warning("prefixes are not written to disk: %s", result.reason)
             return partial(self._note_written, [], 0, result.delay_s, failures=1)
         return partial(self._note_written, keys, result, 0.0)
+
+    def _note_too_many(self, most: int) -> None:
+        """Write fewer records together from now on: the bounds never allow so many bytes."""
+        self._most_written = most
+        self._note_written([], 0, 0.0)
 
     def _note_written(
         self, keys: list[bytes], nbytes: int, delay_s: float, failures: int = 0

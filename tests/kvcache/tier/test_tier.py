@@ -155,6 +155,13 @@ def test_what_the_bounds_forbid_is_written_later(
     assert cache.after(passed_s) == 2 * BLOCK
 
 
+def test_a_small_folder_takes_few_records_together(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, limits=TierLimits(held=2 * BLOCK))
+    cache.live()
+    assert cache.after(60) == 3 * BLOCK
+    assert cache.stats.held_bytes == 2 * BLOCK
+
+
 def test_a_full_disk_is_a_failure_and_tried_again_after_a_rest(tmp_path: Path) -> None:
     system = FailingSystem()
     cache = Cache(tmp_path, system=system)
