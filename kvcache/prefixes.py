@@ -249,8 +249,9 @@ class BlockIndex:
 class PrefixIndex(BlockIndex):
     """An index in which a block is only useful together with all blocks before it.
 
-    A block's children are the blocks that continue its prefix. Only blocks without children are
-    evicted. Blocks of system prompts are spared while they are at most half of the cached blocks.
+    A block's children are the blocks that continue its prefix. A cached block has only cached
+    children. Only blocks without children are evicted. Blocks of system prompts are spared while
+    they are at most half of the cached blocks.
     """
 
     def __init__(self, clock: UseClock) -> None:
@@ -314,8 +315,12 @@ class PrefixIndex(BlockIndex):
     def check_invariants(self) -> None:
         super().check_invariants()
         assert sum(map(len, self._children.values())) == len(self._blocks)
-        for prefix in (block.found_by for block in self._blocks.values()):
-            assert not prefix.number or prefix.parent in self._blocks, "a gap before a block"
+        for block in self._blocks.values():
+            parent = self._blocks.get(block.found_by.parent)
+            assert not block.found_by.number or parent is not None, "a gap before a block"
+            cached = block.state is BlockState.CACHED
+            orphan = parent is not None and parent.state is BlockState.CACHED and not cached
+            assert not orphan, "a child in use, a cached parent"
 
 
 def _common(sorted_ids: list[bytes], ids: bytes) -> int:

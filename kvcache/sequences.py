@@ -139,3 +139,5 @@ class ClosedSequence:
     blocks: SequenceBlocks
     epoch: int
     ticket: int | None = None
+    pinned: list[Block] = field(default_factory=list)
+    """Blocks of other buffers that are kept as long."""

@@ -70,7 +70,8 @@ class FullGroup(KVGroup):
         self._maps_while_running = backend.maps_while_running
         self._open: dict[int, SequenceBlocks] = {}
         self._closed: list[ClosedSequence] = []
-        self._loans: list[Loan] = []
+        self._loans: dict[Loan, list[Block | None]] = {}
+        """With the blocks before the loan's that are pinned, by their numbers; None for its own."""
         self._completed_epoch = 0
 
     def _most_blocks(self, limits: CacheLimits) -> int:
@@ -262,6 +263,7 @@ class FullGroup(KVGroup):
             if closed.ticket is None and closed.epoch <= self._completed_epoch:
                 if not (self._maps_while_running or buffer.leaving or buffer.table.first):
                     self.prefixes.cache_or_free(self.buffers.leave_mapped(buffer))
+                    self.prefixes.let_go(closed.pinned)
                     continue
                 if self.allocator.may_map:
                     closed.ticket = self.buffers.unmap(buffer)
@@ -269,6 +271,7 @@ class FullGroup(KVGroup):
                 still_closed.append(closed)
                 continue
             self.prefixes.cache_or_free(buffer.held)
+            self.prefixes.let_go(closed.pinned)
             self.buffers.free(buffer)
         self._closed = still_closed
         self.pool.poll(done)
@@ -285,7 +288,11 @@ class FullGroup(KVGroup):
         """Map sealed blocks in a buffer of the loan's own, one behind the other."""
         cached = (self.prefixes.find(sequence.block_hashes, number) for number in numbers)
         blocks = [block for block in cached if block is not None]
-        if len(blocks) < len(numbers) or not self.allocator.may_map:
+        # No block is evicted while one behind it is in use: those between them are used, too.
+        used = {*blocks, *self._blocks_before(sequence.block_hashes, numbers[-1])}
+        evictable = sum(block.state is BlockState.CACHED for block in used)
+        fits = evictable <= self.allocator.available_blocks
+        if len(blocks) < len(numbers) or not fits or not self.allocator.may_map:
             return None
         buffer = self.buffers.take(blocks)
         if buffer is None:
@@ -295,9 +302,8 @@ class FullGroup(KVGroup):
             self.buffers.free(buffer)
             return None
         for block in blocks:
-            self.prefixes.index.use(block)
-            self.pool.attach(block)
-        return self._loan(own, numbers)
+            self._use(block)
+        return self._pinned(self._loan(own, numbers), numbers[-1])  # others may lie between
 
     def lend_empty(self, sequence: CachedSequence, numbers: range) -> Loan | None:
         """Map free blocks at the places that they will have in sequences."""
@@ -313,7 +319,7 @@ class FullGroup(KVGroup):
         if not self.allocator.grow(own, numbers.stop * self._size):
             self.buffers.free(buffer)
             return None
-        return self._loan(own, numbers)
+        return self._pinned(self._loan(own, numbers), numbers.start)
 
     def _loan(self, own: SequenceBlocks, numbers: Sequence[int]) -> Loan:
         places = {number: place for place, number in enumerate(numbers, own.table.first)}
@@ -326,18 +332,51 @@ class FullGroup(KVGroup):
             lambda number, fd: backend.read_block(buffer, places[number], fd, 0),
             own,
         )
-        self._loans.append(loan)
+        self._loans[loan] = []
         return loan
+
+    def _use(self, block: Block) -> None:
+        self.prefixes.index.use(block)
+        self.pool.attach(block)
+
+    def _blocks_before(self, hashes: BlockHashes, end: int) -> list[Block]:
+        """Return the blocks before this number without which none behind them is found."""
+        blocks = (self.prefixes.index.find(hashes, number) for number in range(end))
+        return [block for block in blocks if block is not None]
+
+    def _pinned(self, loan: Loan, end: int) -> Loan | None:
+        """Pin the blocks before this number. If that fails, end the loan and return None."""
+        if self._pin_before(loan, end):
+            return loan
+        self.end_loan(loan)
+        return None
+
+    def _pin_before(self, loan: Loan, end: int) -> bool:
+        """Pin the cached blocks before this number: none counts as one that can be evicted while
+        one behind it is in use. Return False if one is missing, or others have reserved it."""
+        hashes, pinned = loan.sequence.block_hashes, self._loans[loan]
+        for number in range(len(pinned), end):
+            own = number in loan.adopted
+            block = None if own else self.prefixes.index.find(hashes, number)
+            cached = block is not None and block.state is BlockState.CACHED
+            if (block is None and not own) or (cached and self.allocator.available_blocks <= 0):
+                return False
+            if block is not None:
+                self._use(block)
+            pinned.append(block)
+        return True
 
     def adopt(self, loan: Loan, numbers: Collection[int]) -> None:
         for number in numbers:
-            if number not in loan.adopted and self.prefixes.adopt(loan.memory, number):
+            if number in loan.adopted:
+                continue
+            if self._pin_before(loan, number) and self.prefixes.adopt(loan.memory, number):
                 loan.adopted.add(number)
 
     def end_loan(self, loan: Loan) -> None:
-        self._loans.remove(loan)
-        self.pool.detach(loan.memory.buffer.held)
-        self._closed.append(ClosedSequence(loan.memory, self._completed_epoch))
+        pinned = [block for block in self._loans.pop(loan) if block is not None]
+        self.pool.detach([*loan.memory.buffer.held, *pinned])
+        self._closed.append(ClosedSequence(loan.memory, self._completed_epoch, pinned=pinned))
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -416,8 +455,10 @@ class FullGroup(KVGroup):
         self.buffers.check_invariants([own.buffer for own in all_sequences])
         self.prefixes.check_invariants(self._open)
         self.pool.check_invariants()
-        users = Counter(block for own in using for block in own.buffer.held)
-        buffers = Counter(block for own in all_sequences for block in own.buffer.held)
+        pinned = Counter(block for each in self._loans.values() for block in each if block)
+        users = pinned + Counter(block for own in using for block in own.buffer.held)
+        pinned += Counter(block for closed in self._closed for block in closed.pinned)
+        buffers = pinned + Counter(block for own in all_sequences for block in own.buffer.held)
         findable = 0
         for block in self.pool.blocks():
             assert block.sequences == users[block], f"{block}: sequences"

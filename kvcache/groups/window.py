@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from kvcache.block_hashes import BlockHashes
 from kvcache.evictor import NOTHING_TO_EVICT
-from kvcache.groups.base import in_memory_alone
+from kvcache.groups.base import Loan, in_memory_alone
 from kvcache.groups.full import FullGroup
 from kvcache.prefixes import BlockIndex
 from kvcache.records import Block, BlockState, PageTable
@@ -31,6 +31,12 @@ class WindowGroup(FullGroup):
         # position stays even if the window is one token: it says whether the next one is shared.
         before = max(self.group.window - 1, 1)
         return max(0, position * self._size - before) // self._size
+
+    def _blocks_before(self, hashes: BlockHashes, end: int) -> list[Block]:
+        return []
+
+    def _pin_before(self, loan: Loan, end: int) -> bool:
+        return True  # any block can be evicted
 
     def _spares(self, sequence: CachedSequence, number: int) -> bool:
         return True  # it is in the newest window

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kvcache.block_hashes import BlockHashes, PrefixSalt
-from kvcache.sequences import PromptBoundaries
+from kvcache.sequences import CachedSequence, PromptBoundaries
 from kvcache.stats import DiskStats, MissReason
 from kvcache.tier import tier as product
 from kvcache.tier.store import RecordStore, System, TierLimits
 from kvcache.tier.tier import DiskTier
-from tests.kvcache.managers import BLOCK, TOKENS, grow, join, settle, small_manager
+from tests.kvcache.managers import BLOCK, TOKENS, full_group, grow, join, settle, small_manager
 from tests.kvcache.test_state_cache import SLOT_BYTES, Stage
 from tests.kvcache.tier.records import ROOMY, Clock, FailingSystem
 from tests.kvcache.tier.workers import PlayedWorkers
@@ -309,3 +309,19 @@ def test_the_end_writes_what_is_due_and_gives_up_what_is_read(written: Cache) ->
     assert written.waits(1)
     assert written.kv.shut_down()
     assert not written.tier._running
+
+
+def test_blocks_before_a_lent_one_are_in_use_as_well(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.live()
+    group = full_group(cache.kv)
+    sequence = CachedSequence(product.LOAN_ID, cache.hashes(IDS), 0, 0, ENDED)
+    loan = group.lend(sequence, [2])
+    assert loan is not None
+    cache.kv.check_invariants()
+    assert not join(cache.kv, 1, 6 * TOKENS), "five blocks are left"
+    assert group.lend(sequence, [1]) is not None
+    assert join(cache.kv, 1, 5 * TOKENS)
+    group.end_loan(loan)
+    settle(cache.kv, cache.memory)
+    assert [block.buffers for block in group.prefixes.index._blocks.values()] == [2, 1, 0]

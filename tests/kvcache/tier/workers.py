@@ -12,7 +12,10 @@ class PlayedWorkers(Workers):
 
     holds: Callable[[], bool] = lambda: False
     """Whether the next job is not done yet."""
+    begins: Callable[[], bool] = lambda: False
+    """Whether the next job is done before it is known what became of the last one."""
     jobs: list[Job] = field(default_factory=list)
+    results: list[Callable[[], None]] = field(default_factory=list)
 
     def read(self, job: Job) -> None:
         self.jobs.append(job)
@@ -20,10 +23,15 @@ class PlayedWorkers(Workers):
     write = read
 
     def run_results(self) -> None:
-        while self.jobs and not self.holds():
-            self.jobs.pop(0)()()
+        while self.jobs or self.results:
+            if self.results and not (self.jobs and self.begins()):
+                self.results.pop(0)()
+            elif self.holds():
+                return
+            else:
+                self.results.append(self.jobs.pop(0)())
 
     def close(self, limit_s: float) -> bool:
-        while self.jobs:
-            self.jobs.pop(0)()()
+        self.holds = lambda: False
+        self.run_results()
         return True
