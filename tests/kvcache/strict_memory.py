@@ -7,6 +7,7 @@ it: they choose when operations are done and refused, and whether blocks have co
 because every rule is about the same mappings.
 """
 
+import os
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -86,8 +87,8 @@ class StrictMemory:
     issued: int = 0
     completed: int = 0
     """Tickets, in order."""
-    owners: dict[bytes, object] = field(default_factory=dict)
-    """Of the blocks that were written to files, by their contents."""
+    owners: dict[int, object] = field(default_factory=dict)
+    """Of the blocks that were written to files, by the files' numbers."""
     released: list[tuple[int, int, int]] = field(default_factory=list)
     """Heap, first block and count of every release."""
     mappings: dict[tuple[int, int], Mapping] = field(default_factory=dict)
@@ -274,7 +275,7 @@ class StrictMemory:
         taken = self._readable(buffer, block).block
         if self.holds_contents and POISON in taken.slots:
             raise MistakeError(f"{taken} is written to a file and is not full")
-        self.owners[taken.slots.tobytes()] = taken.owner
+        self.owners[os.fstat(fd).st_ino] = taken.owner
         return write_image(fd, offset, taken.slots.tobytes(), self.group.block_bytes)
 
     def read_block(self, buffer: int, block: int, fd: int, offset: int) -> int:
@@ -283,7 +284,8 @@ class StrictMemory:
         image = read_image(fd, offset, self.group.block_bytes)
         slots = image[: len(given.slots) * SLOT_BYTES]
         given.slots = array("Q", slots)
-        given.epoch, given.owner, given.writer = 0, self.owners.get(slots), None
+        owner = self.owners.get(os.fstat(fd).st_ino)
+        given.epoch, given.owner, given.writer = 0, owner, None
         return crc32(image)
 
     def committed_bytes(self) -> int:

@@ -12,6 +12,8 @@ from kvcache.manager import KVCacheManager
 from tests.kvcache.memory_faults import MemoryFaults
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import StrictStates
+from tests.kvcache.tier.workers import PlayedWorkers
+from tests.simulation.disk import Disk
 from tests.simulation.faults import DeviceFaults, SimulationError
 from tests.simulation.recall import Foretelling, Recall
 from tests.simulation.runner import Clock, SlotRunner
@@ -27,6 +29,7 @@ class Machine:
         world: World,
         emit: Emit,
         recall: Callable[[int], Recall],
+        disk: Disk | None = None,
     ) -> None:
         """recall: the reference of a request."""
         self.clock = Clock()
@@ -89,6 +92,9 @@ class Machine:
             emit=emit,
             clock=self.clock,
         )
+        self.workers = PlayedWorkers()
+        if disk is not None:
+            disk.join(self)
 
     def check_returned(self) -> None:
         """Check that nothing is mapped, waits or leaks when all requests have ended."""

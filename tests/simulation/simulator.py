@@ -18,6 +18,7 @@ from engine.step.memory_release import IDLE_POLL_S
 from engine.types import EngineFailedError, FinishReason, Request, SamplingParams, TokenEvent
 from kvcache.backends.backend import BackendFailedError, Releases
 from tests.simulation.clients import Client
+from tests.simulation.disk import Disk
 from tests.simulation.faults import SeedFailedError, SimulationError, TraceLine
 from tests.simulation.machine import Machine
 from tests.simulation.recall import Recall, Rules
@@ -28,6 +29,7 @@ from tests.simulation.world import VOCAB, World
 TRACE_LINES = 24
 DRAIN_ROUNDS = 12
 IDLE_ROUNDS = 3
+DISK_PATIENCE = 8000  # steps of STALLED_POLL_S: how long memory of a transfer is waited for
 NO_MEMORY = "the system has no memory for it"
 FAILED_STEP = "a step of the engine failed"
 BAD_ROW = "the model's output was not finite"
@@ -44,14 +46,18 @@ class Simulation:
         *,
         world: World | None = None,
         trace_lines: int | None = TRACE_LINES,
+        disk: Disk | None = None,
     ) -> None:
         """settings: else the seed's own. world: in place of theirs. trace_lines: of the newest
-        steps; None keeps all."""
+        steps; None keeps all. disk: that of an earlier life."""
         self.settings = settings or draw_settings(seed)
         self.world = world or make_world(seed, self.settings)
         self.trace: deque[TraceLine] = deque(maxlen=trace_lines)
         self.counts: Counter[str] = Counter(seeds=1)
         self._seed = seed
+        if disk is None and self.world.disk_fault_rate is not None:
+            disk = Disk(seed, self.world)
+        self._disk = disk
         self._limits = self.world.limits
         self._rng = Random(f"{seed} clients")
         self._traffic = Traffic(self.world, Random(f"{seed} traffic"))
@@ -60,7 +66,7 @@ class Simulation:
         self._live: dict[int, Client] = {}
         """Clients whose end the engine has not emitted."""
         self._reading: dict[int, Client] = {}
-        self._machine = Machine(seed, self.world, self._hear, lambda number: self._recalls[number])
+        self._machine = Machine(seed, self.world, self._hear, self._recalls.__getitem__, disk)
         self._weather = Random(f"{seed} pressure")
         self._pressure = PressureLevel.NORMAL
         """The memory pressure that the engine knows."""
@@ -92,6 +98,10 @@ class Simulation:
             trace = "\n".join(str(line) for line in self.trace)
             raise SeedFailedError(self._seed, self.settings, reason, trace) from error
         self._count()
+        if self._disk is not None and self._disk.restart():
+            # The same requests find what the first life has left.
+            again = Simulation(self._seed, self.settings, world=self.world, disk=self._disk).run()
+            self.counts += again - Counter(("seeds",))
         return self.counts
 
     def _run(self) -> None:
@@ -207,6 +217,12 @@ class Simulation:
         self._deliver()
         for memory in self._machine.memories:
             memory.slowness = 0.0
+        if (tier := self._machine.kv._tier) is not None:
+            tier.write_ends_now()
+            for _ in range(DRAIN_ROUNDS):
+                self._step()
+            self._machine.workers.holds = lambda: False
+            tier._due.clear()
         for _ in range(DRAIN_ROUNDS):
             self._step()
             if self._machine.runner.newest is not None and not self._tries_model:
@@ -363,7 +379,8 @@ class Simulation:
         self._quiet = 0 if self._said or not self._live else self._quiet + 1
         self.counts["longest quiet"] = max(self.counts["longest quiet"], self._quiet)
         chunks = 1 + self._limits.max_model_len // self.world.min_budget_tokens
-        if self._quiet > 200 + 60 * chunks + 4 * self._machine.memory.faults.refused:
+        patience = 200 if self._disk is None else DISK_PATIENCE
+        if self._quiet > patience + 60 * chunks + 4 * self._machine.memory.faults.refused:
             raise SimulationError(f"{self._quiet} steps and no event")
 
     def _check_end(self) -> None:
@@ -430,5 +447,8 @@ class Simulation:
                 "sequences of dropped steps": machine.runner.spared,
                 "states set back": machine.runner.set_back,
                 "steps that waited for tokens": machine.runner.waited,
+                "bytes read from disk": machine.kv.disk_stats().read_bytes,
+                "bytes written to disk": machine.kv.disk_stats().written_bytes,
+                "disk failures": machine.kv.disk_stats().failures,
             }
         )

@@ -81,8 +81,9 @@ def _states(world: World, _: bool, rng: Random) -> World:
 
 
 def _head(world: World, _: bool, __: Random) -> World:
-    """Give the model a head for drafts, which needs the hidden states before each step."""
-    shape = replace(world.layout.shape, hidden_size=1)
+    """Give the model a head for drafts, which needs the hidden states before each step. A
+    whole number of them is as long as two of float32."""
+    shape = replace(world.layout.shape, hidden_size=2)
     return replace(world, layout=replace(world.layout, shape=shape))
 
 
@@ -123,6 +124,14 @@ def _mapping_points(world: World, manners: Manners, _: Random) -> World:
     if not world.shares_blocks:
         return world
     return replace(world, maps_while_running=False, mapping_limit=None, manners=manners)
+
+
+def _disk(world: World, rate: float, rng: Random) -> World:
+    """Keep prefixes of most clients on disk, and restart the engine."""
+    if not (world.shares_prefixes and world.shares_blocks):
+        return world
+    salts = (replace(salt, may_be_written=rng.random() < 0.9) for salt in world.salts)
+    return replace(world, disk_fault_rate=rate, salts=tuple(salts))
 
 
 def _tenants(world: World, count: int, _: Random) -> World:
@@ -177,6 +186,7 @@ SWITCHES = (
     Switch("repeats", (0.0, 0.1, 0.5), "repeat_rate"),
     Switch("forks", (0.0, 0.1, 0.3), "fork_rate"),
     Switch("tenants", (0, 0, 1, 2, 3, 4), _tenants),
+    Switch("disk", (None, None, 0.001, 0.05, 0.0), _disk),
     Switch("priorities", (0.0, 0.0, 0.2), "priority_rate"),
     Switch("scores", (0.0, 0.3, 0.8), "scoring_rate"),
     Switch("vectors", (0.0, 0.0, 0.3), "pooling_rate"),

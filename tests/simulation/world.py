@@ -61,6 +61,8 @@ class World:
     """The rate of changes of the memory pressure."""
     limit_rate: float = 0.0
     """The rate at which other models take memory, or give it back."""
+    disk_fault_rate: float | None = None
+    """The share of calls to the disk that fail; None: no prefix is kept there."""
     # The device.
     step_s: float = 0.001
     token_s: float = 0.0001

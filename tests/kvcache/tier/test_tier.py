@@ -324,4 +324,4 @@ def test_blocks_before_a_lent_one_are_in_use_as_well(tmp_path: Path) -> None:
     assert join(cache.kv, 1, 5 * TOKENS)
     group.end_loan(loan)
     settle(cache.kv, cache.memory)
-    assert [block.buffers for block in group.prefixes.index._blocks.values()] == [2, 1, 0]
+    assert [block.buffers for block in group.prefixes.index._blocks.values()] == [1, 1, 0]
