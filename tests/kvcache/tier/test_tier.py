@@ -325,3 +325,32 @@ def test_blocks_before_a_lent_one_are_in_use_as_well(tmp_path: Path) -> None:
     group.end_loan(loan)
     settle(cache.kv, cache.memory)
     assert [block.buffers for block in group.prefixes.index._blocks.values()] == [1, 1, 0]
+
+
+def test_a_loan_that_finds_no_buffer_or_mapping_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path)
+    cache.live()
+    group = full_group(cache.kv)
+    sequence = CachedSequence(product.LOAN_ID, cache.hashes(IDS), 0, 0, ENDED)
+    with monkeypatch.context() as patch:
+        patch.setattr(group.allocator, "map_shared", lambda *_: False)
+        assert group.lend(sequence, [0]) is None
+        patch.setattr(group.buffers, "take", lambda _: None)
+        patch.setattr(group.allocator, "map_shared", lambda *_: pytest.fail("there is no buffer"))
+        assert group.lend(sequence, [0]) is None
+        assert group.lend_empty(sequence, range(1)) is None
+        patch.setattr(type(group.allocator), "may_map", False)
+        assert group.lend_empty(sequence, range(1)) is None
+    assert group.allocator.wants_mapping_point
+    cache.kv.check_invariants()
+    cache.kv.evict_prefixes()
+    assert group.lend_empty(sequence, range(1, 2)) is None, "the block before is not in memory"
+    settle(cache.kv, cache.memory)
+
+
+def test_a_state_that_was_evicted_is_not_lent(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, stage=Stage())
+    sequence = CachedSequence(product.LOAN_ID, cache.hashes(IDS), 0, 0, ENDED)
+    assert cache.kv._groups[-1].lend(sequence, [0]) is None
