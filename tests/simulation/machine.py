@@ -116,6 +116,13 @@ class Machine:
         return sum(memory.begun for memory in self.memories)
 
     @property
+    def disk_hangs(self) -> bool:
+        """Return whether a transfer has had memory for longer than anybody waits for it."""
+        tier = self.kv._tier
+        moves = tier is not None and bool(tier._running or tier._writing)
+        return moves and tier is not None and not tier.recovering
+
+    @property
     def unfriendly(self) -> bool:
         """Return whether memory was refused, or may be."""
         return any(memory.unfriendly for memory in self.memories)
