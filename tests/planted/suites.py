@@ -6,6 +6,8 @@ with the mistake and runs the tests. It returns what found the mistake, and noth
 survives. Raises CalledProcessError where the mistake does not build, and TimeoutExpired."""
 
 import ast
+import contextlib
+import io
 import os
 import re
 import shutil
@@ -16,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+
+import pytest
 
 from kvcache.budget import BudgetError
 from tests.simulation.faults import SeedFailedError, SimulationError
@@ -28,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 PARTS = {
     "core": ("rules", "lives"),
     "kernels": ("small", "asan", "races"),
-    "simulation": ("seeds", "mac"),
+    "simulation": ("seeds", "mac", "disk"),
 }
 DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -129,6 +133,11 @@ COPIED = tuple(f"{package}." for package in PACKAGES)
 SEEDS = 600
 HOURS = 5
 FOUND_BY = 2
+DISK_TESTS = (
+    "kvcache/tier/test_tier.py",
+    "kvcache/test_hidden_states.py",
+    "engine/test_disk.py",
+)
 # The installed project has a finder that would win against any path.
 HUNT = """
 import sys
@@ -246,12 +255,23 @@ def hunt(part: str, seeds: int) -> str:
     if part == "mac":
         reasons = list(islice(filter(None, map(mac_problem, range(HOURS))), FOUND_BY))
         return reasons[0] if len(reasons) == FOUND_BY else ""
+    if part == "disk":
+        return first_failed(*(ROOT / "tests" / name for name in DISK_TESTS))
     failures: list[SeedFailedError] = []
     for seed in range(seeds):
         failures += run_seeds([seed])[1]
         if len(failures) == FOUND_BY:
             return describe(failures)
     return ""
+
+
+def first_failed(*files: Path) -> str:
+    """Return the test of these files that fails first, if one does."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        pytest.main(["-x", "-rfE", "-p", "no:cacheprovider", *map(str, files)])
+    failed = re.search(r"^(?:FAILED|ERROR) \S+::(\S+)", told.getvalue(), re.MULTILINE)
+    return failed[1] if failed else ""
 
 
 def mac_problem(seed: int) -> str:
