@@ -1,12 +1,15 @@
 """Each row of a step gets the hidden state of the token before, also from another sequence."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from kvcache.groups.hidden import MOST_STALE, HiddenGroup
+from kvcache.hidden import HiddenRecord, HiddenRow, HiddenRows
 from kvcache.manager import KVCacheManager
 from tests.kvcache.managers import TOKENS, join, manager, paged
 from tests.kvcache.strict_memory import StrictMemory
@@ -145,3 +148,29 @@ def test_hidden_states_go_with_the_blocks_that_are_evicted() -> None:
         kv.step_completed(kv._issued_epoch)
     blocks = kv.stats().capacity_bytes // kv.stats().block_bytes
     assert 0 < len(group._cached) <= blocks + MOST_STALE
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_a_hidden_state_comes_back_from_a_file_with_its_dtype(
+    dtype: mx.Dtype, tmp_path: Path
+) -> None:
+    rows = HiddenRows()
+    rows.array = mx.random.normal((3, 8)).astype(dtype)
+    with (tmp_path / "record").open("w+b") as file:
+        checksum = HiddenRecord.of(HiddenRow(rows, 1)).write(file.fileno())
+        back = HiddenRecord.empty(8)
+        assert back.read(file.fileno()) == checksum
+        row = back.row().rows.array
+        assert row.dtype == dtype
+        assert mx.array_equal(row[0], rows.array[1])
+        file.truncate(9)
+        with pytest.raises(OSError, match="Input/output"):
+            back.read(file.fileno())
+
+
+def test_a_hidden_state_on_a_full_disk_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda *_: 3)
+    with (tmp_path / "record").open("w+b") as file, pytest.raises(OSError, match="No space"):
+        HiddenRecord.empty(8).write(file.fileno())

@@ -4,6 +4,7 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.sequences import CachedSequence, PromptBoundaries
 from kvcache.stats import DiskStats, MissReason
 from kvcache.tier import tier as product
+from kvcache.tier import workers
 from kvcache.tier.store import RecordStore, System, TierLimits
 from kvcache.tier.tier import DiskTier
 from tests.kvcache.managers import BLOCK, TOKENS, full_group, grow, join, settle, small_manager
@@ -21,6 +23,7 @@ from tests.kvcache.tier.workers import PlayedWorkers
 
 SALT = PrefixSalt(b"somebody", may_be_written=True)
 IDS = list(range(3 * TOKENS + 4))
+OTHER = [8] * 40
 ENDED = PromptBoundaries(0, messages_end=len(IDS))
 
 
@@ -100,10 +103,11 @@ class Cache:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Cache:
-    """A cache whose disk has the blocks of IDS, and whose memory has nothing."""
+    """A cache whose disk has the blocks of two prompts, and whose memory has nothing."""
     cache = Cache(tmp_path)
     cache.live()
-    assert cache.after(60) == 3 * BLOCK
+    cache.live(OTHER)
+    assert cache.after(60) == 5 * BLOCK
     return cache.restarted()
 
 
@@ -250,8 +254,9 @@ def test_a_read_that_ends_in_no_time_pins_what_its_threads_use_alone(written: Ca
     cache.clock.now += product.UNKNOWN_LATE_S + 0.1
     assert not cache.waits(1)
     assert cache.tier.forget(1) is MissReason.DISK_LATE
-    assert not cache.waits(2), "the disk still uses memory of the last read"
-    assert cache.tier.forget(2) is MissReason.DISK_LATE
+    for number, ids in ((2, IDS), (3, OTHER)):
+        assert not cache.waits(number, ids), "the disk still uses memory of the last read"
+        assert cache.tier.forget(number) is MissReason.DISK_LATE
     assert cache.kv.recovering
     cache.clock.now += product.TRANSFER_LIMIT_S
     assert not cache.kv.recovering, "it may never end"
@@ -354,3 +359,13 @@ def test_a_state_that_was_evicted_is_not_lent(tmp_path: Path) -> None:
     cache = Cache(tmp_path, stage=Stage())
     sequence = CachedSequence(product.LOAN_ID, cache.hashes(IDS), 0, 0, ENDED)
     assert cache.kv._groups[-1].lend(sequence, [0]) is None
+
+
+def test_the_writer_looks_at_the_folder_while_it_has_nothing_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "REFRESH_S", 0.001)
+    refreshed = Event()
+    threads = workers.Workers(refreshed.set)
+    assert refreshed.wait(60)
+    assert threads.close(60)
