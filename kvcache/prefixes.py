@@ -251,8 +251,7 @@ class PrefixIndex(BlockIndex):
 
     A block's children are the blocks that continue its prefix. A cached block has only cached
     children. Only blocks without children are evicted. Blocks of system prompts are spared while
-    they are at most half of the cached blocks.
-    """
+    they are at most half of the cached blocks."""
 
     def __init__(self, clock: UseClock) -> None:
         super().__init__(clock)

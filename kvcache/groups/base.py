@@ -44,9 +44,12 @@ class Loan:
     write: Callable[[int, int], int]
     read: Callable[[int, int], int]
     memory: Any
-    """The group's own record of what is pinned."""
+    """The pinned blocks, slot or bytes, as the group keeps them."""
     adopted: set[int] = field(default_factory=set)
     """The numbers of the records that were read and can be shared."""
+
+
+InFiles = Callable[[int], bool]
 
 
 def in_memory_alone(number: int) -> bool:
@@ -70,17 +73,14 @@ class KVGroup(ABC):
 
     # --- opening sequences ------------------------------------------------------------------------
 
-    @abstractmethod
     def match(
-        self,
-        hashes: BlockHashes,
-        start: int,
-        at_most: int,
-        in_files: Callable[[int], bool] = in_memory_alone,
+        self, hashes: BlockHashes, start: int, at_most: int, in_files: InFiles = in_memory_alone
     ) -> int:
         """Return the greatest position up to ``at_most`` at which a sequence can begin, or
         ``start`` if there is none after it. The sequence has all blocks before ``start``. Records
         of which ``in_files`` returns True count as if they were in memory."""
+        ends = range(at_most, start, -1)
+        return next((n for n in ends if self.has(hashes, n - 1) or in_files(n - 1)), start)
 
     @abstractmethod
     def has_room(self, hashes: BlockHashes, num_tokens: int) -> bool:
@@ -174,9 +174,9 @@ class KVGroup(ABC):
     most_lent = 1
     """The most records of a loan that are written together."""
 
-    @abstractmethod
     def needed(self, position: int) -> range:
         """Return the numbers of the records without which no sequence begins at ``position``."""
+        return range(max(0, position - 1), position)
 
     @abstractmethod
     def has(self, hashes: BlockHashes, number: int) -> bool:

@@ -4,7 +4,7 @@ A sequence at a position needs all blocks from a first one on: here from the beg
 a window (window.py) need fewer."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from kvcache.allocator import MAP_AHEAD_TOKENS, BlockAllocator
 from kvcache.backends.backend import PageBackend, Releases, Segment
@@ -12,7 +12,7 @@ from kvcache.block_hashes import BlockHashes
 from kvcache.budget import CacheLimits
 from kvcache.buffers import BufferPool
 from kvcache.evictor import NOTHING_TO_EVICT, UseClock
-from kvcache.groups.base import KVGroup, Loan, StepPlan, in_memory_alone
+from kvcache.groups.base import InFiles, KVGroup, Loan, StepPlan, in_memory_alone
 from kvcache.inspector import KVMap, map_blocks
 from kvcache.layout import Group
 from kvcache.pool import HeapPool
@@ -94,11 +94,7 @@ class FullGroup(KVGroup):
     # --- opening sequences ------------------------------------------------------------------------
 
     def match(
-        self,
-        hashes: BlockHashes,
-        start: int,
-        at_most: int,
-        in_files: Callable[[int], bool] = in_memory_alone,
+        self, hashes: BlockHashes, start: int, at_most: int, in_files: InFiles = in_memory_alone
     ) -> int:
         for number in range(start, at_most):
             if self.prefixes.find(hashes, number) is None and not in_files(number):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from kvcache.block_hashes import BlockHashes
 from kvcache.evictor import NOTHING_TO_EVICT
-from kvcache.groups.base import KVGroup, Loan, StepPlan, in_memory_alone
+from kvcache.groups.base import KVGroup, Loan, StepPlan
 from kvcache.hidden import HiddenRecord, HiddenRow, HiddenRows, HiddenStates
 from kvcache.inspector import KVMap
 from kvcache.sequences import CachedSequence
@@ -70,16 +70,6 @@ class HiddenGroup(KVGroup):
         self._sealing: deque[_Sealing] = deque()
 
     # --- opening sequences ------------------------------------------------------------------------
-
-    def match(
-        self,
-        hashes: BlockHashes,
-        start: int,
-        at_most: int,
-        in_files: Callable[[int], bool] = in_memory_alone,
-    ) -> int:
-        ends = range(at_most, start, -1)
-        return next((n for n in ends if self.has(hashes, n - 1) or in_files(n - 1)), start)
 
     def has_room(self, hashes: BlockHashes, num_tokens: int) -> bool:
         return True
@@ -179,9 +169,6 @@ class HiddenGroup(KVGroup):
             self._most_cached = len(self._cached) + MOST_STALE
 
     # --- records in files -------------------------------------------------------------------------
-
-    def needed(self, position: int) -> range:
-        return range(max(0, position - 1), position)
 
     def has(self, hashes: BlockHashes, number: int) -> bool:
         return hashes.digests[number] in self._cached

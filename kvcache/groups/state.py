@@ -19,7 +19,7 @@ from itertools import accumulate
 from kvcache.backends.backend import StateMemory
 from kvcache.block_hashes import BlockHashes
 from kvcache.evictor import NOTHING_TO_EVICT, UseClock
-from kvcache.groups.base import KVGroup, Loan, StepPlan, StepTokens, in_memory_alone
+from kvcache.groups.base import KVGroup, Loan, StepPlan, StepTokens
 from kvcache.inspector import KVMap, map_slots
 from kvcache.layout import SlotLayout
 from kvcache.replay import DraftInputs, KeptDrafts, Replay
@@ -127,16 +127,6 @@ class StateGroup(KVGroup):
         return bool(self._sealing) or self.pool.recovering
 
     # --- opening sequences ------------------------------------------------------------------------
-
-    def match(
-        self,
-        hashes: BlockHashes,
-        start: int,
-        at_most: int,
-        in_files: Callable[[int], bool] = in_memory_alone,
-    ) -> int:
-        ends = range(at_most, start, -1)
-        return next((n for n in ends if self.has(hashes, n - 1) or in_files(n - 1)), start)
 
     def can_begin(self, digest: bytes) -> bool:
         """Return True if a sequence can begin after the block with this hash."""
@@ -402,9 +392,6 @@ class StateGroup(KVGroup):
         return [slot for slot in slots if slot is not None]
 
     # --- records in files -------------------------------------------------------------------------
-
-    def needed(self, position: int) -> range:
-        return range(max(0, position - 1), position)
 
     def has(self, hashes: BlockHashes, number: int) -> bool:
         return self.can_begin(hashes.digests[number])

@@ -9,11 +9,10 @@ A cached block is found by itself, whether or not those before it are kept. Evic
 blocks of windows that end where other prompts may go on."""
 
 import math
-from collections.abc import Callable
 
 from kvcache.block_hashes import BlockHashes
 from kvcache.evictor import NOTHING_TO_EVICT
-from kvcache.groups.base import Loan, in_memory_alone
+from kvcache.groups.base import InFiles, Loan, in_memory_alone
 from kvcache.groups.full import FullGroup
 from kvcache.prefixes import BlockIndex
 from kvcache.records import Block, BlockState, PageTable
@@ -44,11 +43,7 @@ class WindowGroup(FullGroup):
     # --- opening sequences ------------------------------------------------------------------------
 
     def match(
-        self,
-        hashes: BlockHashes,
-        start: int,
-        at_most: int,
-        in_files: Callable[[int], bool] = in_memory_alone,
+        self, hashes: BlockHashes, start: int, at_most: int, in_files: InFiles = in_memory_alone
     ) -> int:
         position = at_most
         for number in range(at_most - 1, start - 1, -1):

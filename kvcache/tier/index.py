@@ -1,8 +1,8 @@
 """The index of records: what its entries say, and how they lie in the file.
 
-An entry is 128 bytes, little-endian: the CRC-32 of what follows, the format's version, a kind, two
-spare bytes, a time (float64, seconds since 1970), and a record. Whatever a later format changes,
-its first entry is as long and begins with that CRC and that version.
+An entry is 128 bytes, little-endian: the CRC-32 of the other 124 bytes, the format's version, a
+kind, two spare bytes, a time (float64, seconds since 1970), and a record. The first entry of any
+later format is as long, and begins with the same two fields.
 """
 
 import math
@@ -33,7 +33,7 @@ class Record:
     nbytes: int
     saves_s: float
     depth: int
-    checksum: int = 0  # CRC-32C of the bytes, from whoever fills the file
+    checksum: int = 0  # CRC-32C of the bytes, known once the file is filled
 
 
 class Kind(IntEnum):
@@ -43,7 +43,7 @@ class Kind(IntEnum):
     KEEP = 2  # the record was written earlier; the time is that of its last use
     USE = 3
     REMOVE = 4
-    WRITTEN = 5  # so many bytes, of no record, were written in the slot that begins at that time
+    WRITTEN = 5  # the sum of bytes written in the slot that begins at that time
 
 
 def encode(kind: Kind, time_s: float, record: Record) -> bytes:
@@ -119,7 +119,7 @@ class Books:
         """Return the records of least worth that hold ``nbytes`` together, or all."""
 
         def worth(record: Record) -> tuple[float, int]:
-            # Seconds saved per byte, and the less likely the longer nobody has come for it.
+            # Seconds saved per byte, divided by the seconds since the last use.
             age_s = max(0.0, now - self.last_use[record.key])
             return record.saves_s / max(1, record.nbytes) / (1 + age_s), -record.depth
 

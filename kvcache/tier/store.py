@@ -26,7 +26,7 @@ from pathlib import Path
 from kvcache.tier.index import DAY_S, HOUR_S, Books, Kind, Record, encode
 
 BURST_BYTES = 1 << 30
-# By default a folder holds a tenth of what it could, and at most HELD_BYTES.
+# By default a folder holds a tenth of the free space and its own bytes, at most HELD_BYTES.
 HELD_BYTES = 16 << 30
 HELD_SHARE = 10
 REST_S = 60.0  # for so long nothing is written after a failure
@@ -42,7 +42,7 @@ NO_WAIT = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 # Writes a record's bytes to a descriptor, from offset 0, and returns their checksum.
 Fill = Callable[[int], int]
-# Reads so many bytes of a descriptor, and returns their checksum.
+# Reads this number of bytes from a descriptor, and returns their checksum.
 Check = Callable[[int, int], int]
 
 
@@ -312,7 +312,7 @@ class RecordStore:
             os.fchmod(file, mode)
         self._open_index()
         if is_new and system.platform == "darwin":
-            # Nobody's backup should hold what can be computed again. It works without it, too.
+            # Backups need no prefixes, which can be computed again. A failure here does no harm.
             with suppress(OSError, subprocess.SubprocessError):
                 command = ["/usr/bin/tmutil", "addexclusion", str(path)]
                 system.run(command, capture_output=True, timeout=TMUTIL_S, check=False)
@@ -337,7 +337,7 @@ class RecordStore:
                 self._system.flock(self._lock, fcntl.LOCK_UN)
 
     def _sweep(self, older_than_s: float) -> None:
-        """Remove files without an entry that nobody is filling."""
+        """Remove files that have no entry and that no writer is filling."""
         known, now = {key.hex() for key in self._books.records}, self._clock()
         for shelf in os.listdir(self._records):
             with suppress(OSError), self._opened(shelf, FOLDER, self._records) as folder:
@@ -373,8 +373,8 @@ class RecordStore:
         return self._system.ftruncate(self._index, self._end) if whole < size else None
 
     def _append(self, kind: Kind, records: list[Record]) -> None:
-        """Append entries, and the uses that were noted. Of what a failure leaves in the file, the
-        next _catch_up() takes over what is whole, and cuts the rest."""
+        """Append entries of records and of noted uses. If that fails, some entries may be in the
+        file: the next _catch_up() takes over the whole ones, and cuts the rest."""
         data = b"".join(encode(kind, self._clock(), one) for one in records)
         while self._uses:
             key, used_at = self._uses.popitem()

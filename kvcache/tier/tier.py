@@ -73,6 +73,8 @@ class DiskRead:
     """The reading of what a prompt needs to begin at a later position."""
 
     owner: int
+    first_key: bytes = b""
+    """The key of the first record, by which other prompts recognise the same reading."""
     began_s: float = 0.0
     tokens: tuple[int, int] = (0, 0)
     """The tokens from the first that memory lacks to the position at which the prompt can begin."""
@@ -119,8 +121,6 @@ class DiskTier:
         self._clock = clock
         self._workers = Workers(store.refresh) if workers is None else workers
         self._reads: dict[int, DiskRead] = {}
-        self._reading: dict[bytes, DiskRead] = {}
-        """The running reads, by the keys of the first record of each."""
         self._running: list[DiskRead] = []
         self._due: OrderedDict[bytes, tuple[int, CachedSequence, int]] = OrderedDict()
         """The group, sequence and block number of records to write, by their keys."""
@@ -176,8 +176,10 @@ class DiskTier:
             if missing:
                 read.wanted[number] = missing
         keys = [self._key(hashes, *at) for at in pairs(read.wanted)]
-        if keys[0] in self._reading:
-            return self._reading[keys[0]]
+        read.first_key = keys[0]
+        same = next((each for each in self._running if each.first_key == keys[0]), None)
+        if same is not None:
+            return same
         if any(other.is_cancelled for other in self._running):
             # The disk still uses memory of reads that were given up. More of it may never end.
             read.miss = MissReason.DISK_LATE
@@ -193,7 +195,6 @@ class DiskTier:
         self._store.use(keys)
         read.began_s, read.is_waited_for = self._clock(), True
         read.deadline_s = read.began_s + (LATE_PART * computing_s or UNKNOWN_LATE_S)
-        self._reading[keys[0]] = read
         self._running.append(read)
         self._lend_empty(read)
         return read
@@ -262,7 +263,6 @@ class DiskTier:
         for number, loan in read.loans.items():
             self._groups[number].end_loan(loan)
         self._running.remove(read)
-        self._reading = {key: other for key, other in self._reading.items() if other is not read}
         read.is_waited_for = False
         nbytes = sum(len(read.done[number]) * loan.nbytes for number, loan in read.loans.items())
         if nbytes:  # else it says nothing about the disk: it may have found no memory
