@@ -21,15 +21,16 @@ WALL_CLOCKS = {
     "datetime": {"now", "utcnow", "today"},
     "date": {"today"},
 }
-# Each says when an answer, a model or a report was made, a fault was met, how old a file is, until
-# when a model stays or a certificate is valid, tells a template the day, or finds out that a
-# machine has slept.
+# Each says when an answer, a model or a report was made, a fault was met, a record was written or
+# used (which later processes must know), how old a file is, until when a model stays or a
+# certificate is valid, tells a template the day, or finds out that a machine has slept.
 ALLOWED = {
     ("server/chat/served_model.py", "new_metadata"),
     ("server/protocol/responses/answer.py", "whole"),
     ("kvcache/backends/faults.py", "write_record"),
     ("engine/models/identity.py", "content_digest"),
     ("engine/power.py", "__init__"),
+    ("kvcache/tier/store.py", "__init__"),
     ("server/cli/doctor.py", "run_first_hour"),
     ("server/cli/running.py", "_stays"),
     ("server/protocol/ollama/answer.py", "OllamaAnswer"),

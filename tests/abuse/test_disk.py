@@ -75,8 +75,8 @@ def test_fault_17_heaps_that_may_not_grow_are_weather() -> None:
 
 
 def test_fault_18_no_file_is_written_while_it_serves(tiny_model: Path) -> None:
-    """There is no spill: no temporary file that a crash could leave half-written, and no format
-    that the next version would have to know."""
+    """Without prefixes on disk there is no spill: no temporary file that a crash could leave
+    half-written, and no format that the next version would have to know."""
     program = """
         import os, signal, sys, threading
         import tests  # finds out where temporary files may be
@@ -115,7 +115,7 @@ def test_fault_18_no_file_is_written_while_it_serves(tiny_model: Path) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=ask).start()
-        flags = {"server": {"port": 0}, "cache": {"kv_budget": "16MiB"}}
+        flags = {"server": {"port": 0}, "cache": {"kv_budget": "16MiB", "disk": 0}}
         serve_model(sys.argv[1], read_settings(None, flags))
         print(elsewhere(), flush=True)
         os._exit(0)

@@ -20,7 +20,8 @@ enum class Direction { to_file, from_file };
 
 // A place in a file that others have opened.
 struct FilePlace {
-  // Throws std::out_of_range for a negative offset, or one that leaves no room for `bytes`.
+  // Throws std::out_of_range for a number that is no descriptor, for a negative offset, and for one
+  // that leaves no room for `bytes`.
   FilePlace(int64_t fd, int64_t offset, size_t bytes);
 
   int fd;

@@ -247,3 +247,12 @@ def test_a_small_step_teaches_nothing() -> None:
     b.observe(20, 0.1, decoding=False)
     b.observe(100, 0.1, pairs=100 * 100_000, decoding=False)
     assert (b.pair_cost, b.token_s) == (0.0, 0.0), "no token in a short context was measured"
+
+
+def test_the_time_of_a_part_of_a_prompt_grows_with_the_tokens_before_it() -> None:
+    limits = budget(tokens=64)
+    assert limits.seconds(0, 100) == 0.0, "nothing is measured yet"
+    limits.token_s, limits.pair_cost = 0.01, 0.001
+    assert limits.seconds(0, 1) == pytest.approx(0.01)
+    assert limits.seconds(0, 101) == pytest.approx(1.01 * 1.05)
+    assert limits.seconds(1000, 1101) == pytest.approx(1.01 * 2.05)
