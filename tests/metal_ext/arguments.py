@@ -3,12 +3,13 @@ all of them with what they must refuse or bear."""
 
 import ast
 import errno
+import os
 import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import mkstemp
 from typing import Any
 
 import mlx.core as mx
@@ -84,12 +85,19 @@ ON_FILES = ("_block(fd", "_block(offset", "_record(fd", "_record(file_offset")
 BUGS = ("is not completed", "is mapped already")
 
 
+@cache
+def record_file() -> int:
+    """Return a descriptor, open until the process ends, of a file as long as a record."""
+    file, name = mkstemp()
+    os.unlink(name)
+    os.ftruncate(file, RECORD_BYTES)
+    return file
+
+
 class Setting:
     """Everything valid, so that one argument at a time can be wrong."""
 
     def __init__(self) -> None:
-        self._file = TemporaryFile()  # noqa: SIM115  # it is closed with the setting
-        self._file.truncate(RECORD_BYTES)
         self.heap = Heap.shared(SHAPE.geometry())
         self.range = SHAPE.mapped(MAPPED_BLOCKS, self.heap)
         self.mapper = Mapper()
@@ -115,7 +123,7 @@ class Setting:
     def _memory_calls(self) -> dict[str, Call]:
         block = {"heap": self.heap, "heap_block": 0, "block": 4, "count": 1, "writable": True}
         memory, slot = self.slots.memory, self.slots.address(0)
-        place = {"fd": self._file.fileno(), "offset": 0}
+        place = {"fd": record_file(), "offset": 0}
         record = {"offset": 0, "bytes": PAGE, "fd": place["fd"], "file_offset": 0}
         sizes = {"page_bytes": PAGE, "tokens_per_block": SHAPE.tokens_per_block}
         counts = {"blocks_per_heap": BLOCKS, "blocks_per_range": BLOCKS}

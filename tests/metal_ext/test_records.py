@@ -143,9 +143,10 @@ def test_a_file_that_ends_inside_a_record_is_an_error(fd: int, missing: int) -> 
 def test_what_the_system_refuses_is_named(fd: int, tmp_path: Path) -> None:
     range_ = Shape().mapped(1)
     read_only = os.open(tmp_path / "records", os.O_RDONLY)
+    os.close(closed := os.dup(fd))
     for bad, call in (
-        (-1, range_.read_block),
-        (-1, range_.write_block),
+        (closed, range_.read_block),
+        (closed, range_.write_block),
         (read_only, range_.write_block),
     ):
         with pytest.raises(OSError, match="at 0") as caught:
