@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -277,14 +278,16 @@ TEST("a ring that is refused, or a file that ends, leaves all as it was for the 
       two.one->move_block(kToFile, 0, two.file.fd, 0);
     }));
   }
+  const int unwritable = open("/dev/null", O_RDONLY);
   for (int i = 0; i < 3; ++i) {  // more often than there are halves
     CHECK(throws<std::system_error>("preadv at 0, where the file ends", [&] {
       two.other->move_block(kFromFile, 0, two.file.fd, 0);
     }));
     CHECK(throws<std::system_error>("pwritev at 0", [&] {
-      two.one->move_block(kToFile, 0, -1, 0);
+      two.one->move_block(kToFile, 0, unwritable, 0);
     }));
   }
+  close(unwritable);
   pass_through_a_file(two);
 }
 
