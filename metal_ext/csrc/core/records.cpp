@@ -49,7 +49,7 @@ size_t move_some(
 }  // namespace
 
 FilePlace::FilePlace(int64_t fd_, int64_t offset_, size_t bytes)
-    : fd(static_cast<int>(checked_between("fd", fd_, 0, INT_MAX))), offset(offset_) {
+    : fd(narrowed<int>("fd", checked_between("fd", fd_, 0, INT_MAX))), offset(offset_) {
   checked_between("offset", offset, 0, INT64_MAX - narrowed<int64_t>("bytes", bytes));
 }
 
