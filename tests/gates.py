@@ -61,7 +61,7 @@ LANDING = (
     Gate("metal-darwin", "make -C tests/metal darwin", after=("metal-graph",)),
     Gate("clients", "make clients BODIES='--examples 12' AGENTS='messages responses'"),
     Gate("fuzz", f"{PYTHON} tests.fuzz --minutes 1"),
-    Gate("soak", f"{PYTHON} tests.abuse.soak --requests 250"),
+    Gate("soak", f"{PYTHON} tests.abuse.soak --requests 400"),
 )
 NIGHTLY = (
     SETUP,
