@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 Job = Callable[[], Callable[[], None]]
 """Runs on a thread of the tier, and returns what the engine's thread is to do then."""
@@ -35,7 +36,8 @@ class Workers:
         self._writes.put(job)
 
     def run_results(self) -> None:
-        """Run what ended jobs have returned."""
+        """Run what ended jobs have returned. Raises what a job has raised: a bug, or a device that
+        failed. No thread ends because of it."""
         while not self._results.empty():
             self._results.get()()
 
@@ -51,7 +53,7 @@ class Workers:
 
     def _run_reader(self) -> None:
         while (job := self._reads.get()) is not None:
-            self._results.put(job())
+            self._run(job)
 
     def _run_writer(self) -> None:
         while True:
@@ -62,4 +64,14 @@ class Workers:
                 continue
             if job is None:
                 return
+            self._run(job)
+
+    def _run(self, job: Job) -> None:
+        try:
             self._results.put(job())
+        except BaseException as error:
+            self._results.put(partial(_raise, error))
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -369,3 +369,24 @@ def test_the_writer_looks_at_the_folder_while_it_has_nothing_to_do(
     threads = workers.Workers(refreshed.set)
     assert refreshed.wait(60)
     assert threads.close(60)
+
+
+@pytest.mark.parametrize("name", ["read", "write"])
+def test_what_a_transfer_raises_reaches_the_engine_and_ends_no_thread(name: str) -> None:
+    threads, ended = workers.Workers(lambda: None), Event()
+    begin = getattr(threads, name)
+
+    def fail() -> Callable[[], None]:
+        raise RuntimeError("the device is gone")
+
+    def end() -> Callable[[], None]:
+        ended.set()
+        return lambda: None
+
+    for _ in range(2 * workers.READERS):
+        begin(fail)
+    begin(end)
+    assert ended.wait(5)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        threads.run_results()
+    assert threads.close(5)
