@@ -193,7 +193,8 @@ class KVGroup(ABC):
 
     @abstractmethod
     def adopt(self, loan: Loan, numbers: Collection[int]) -> None:
-        """Let sequences share these records of a loan, ascending, which have been read."""
+        """Let sequences share these records of a loan, which have been read and not
+        adopted yet, ascending."""
 
     @abstractmethod
     def end_loan(self, loan: Loan) -> None:

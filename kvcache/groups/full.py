@@ -364,8 +364,6 @@ class FullGroup(KVGroup):
 
     def adopt(self, loan: Loan, numbers: Collection[int]) -> None:
         for number in numbers:
-            if number in loan.adopted:
-                continue
             if self._pin_before(loan, number) and self.prefixes.adopt(loan.memory, number):
                 loan.adopted.add(number)
 

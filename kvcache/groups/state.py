@@ -423,9 +423,8 @@ class StateGroup(KVGroup):
 
     def adopt(self, loan: Loan, numbers: Collection[int]) -> None:
         for number in numbers:
-            if number not in loan.adopted:
-                self._seal(_Sealing(0, loan.memory, loan.sequence, number + 1, Retention.END))
-                loan.adopted.add(number)
+            self._seal(_Sealing(0, loan.memory, loan.sequence, number + 1, Retention.END))
+            loan.adopted.add(number)
 
     def end_loan(self, loan: Loan) -> None:
         self._loans.remove(loan)

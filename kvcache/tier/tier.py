@@ -254,7 +254,7 @@ class DiskTier:
 
     def _adopt(self, read: DiskRead) -> None:
         for number, loan in sorted(read.loans.items()):
-            self._groups[number].adopt(loan, sorted(read.done[number]))
+            self._groups[number].adopt(loan, sorted(read.done[number] - loan.adopted))
 
     def _finish_if_done(self, read: DiskRead) -> None:
         if read.outstanding or read.wanted or read not in self._running:
