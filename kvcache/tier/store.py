@@ -39,6 +39,8 @@ GROWING = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 NAMING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 NO_WAIT = fcntl.LOCK_EX | fcntl.LOCK_NB
+# What fcntl() is told to read past the system's cache. 48 is macOS's F_NOCACHE.
+PAST_CACHE = (48, 1) if sys.platform == "darwin" else (fcntl.F_SETFL, os.O_DIRECT)
 
 # Writes a record's bytes to a descriptor, from offset 0, and returns their checksum.
 Fill = Callable[[int], int]
@@ -60,6 +62,8 @@ class System:
     rename = staticmethod(os.rename)
     unlink = staticmethod(os.unlink)
     flock = staticmethod(fcntl.flock)
+    fcntl = staticmethod(fcntl.fcntl)
+    past_cache = PAST_CACHE
     run: Callable[..., object] = staticmethod(subprocess.run)
 
 
@@ -227,7 +231,7 @@ class RecordStore:
                 self._opened(key.hex(), READ, folder) as file,
             ):
                 is_whole = os.fstat(file).st_size == record.nbytes
-                is_whole = is_whole and check(file, record.nbytes) == record.checksum
+                is_whole = is_whole and self._check(file, record.nbytes, check) == record.checksum
             result = ReadResult.OK if is_whole else ReadResult.BROKEN
         except FileNotFoundError:
             result = ReadResult.GONE
@@ -238,6 +242,20 @@ class RecordStore:
                 if self.find(key) == record:  # else another process has written it anew
                     self._remove([record])
         return result
+
+    def _check(self, file: int, nbytes: int, check: Check) -> int:
+        """Read past the system's cache where the file system and the memory allow that: it takes
+        less time, and the bytes lie in memory once."""
+        command, value = self._system.past_cache
+        try:
+            self._system.fcntl(file, command, value)
+            return check(file, nbytes)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        with suppress(OSError):
+            self._system.fcntl(file, command, 0)
+        return check(file, nbytes)
 
     def name_model(self, tag: bytes, name: str) -> None:
         """Name a model for people. Without a disk that takes it, it has no name."""

@@ -1,5 +1,7 @@
 """What a folder of records keeps, refuses, evicts and gives back."""
 
+import errno
+import fcntl
 import math
 import os
 import random
@@ -406,3 +408,44 @@ def test_any_life_keeps_what_a_dictionary_keeps(
         assert store.summary().held_bytes <= limits.held
     books_are_exact(store, tmp_path)
     assert evicted > 5
+
+
+@pytest.mark.parametrize("past_cache", [(fcntl.F_SETFL, os.O_DIRECT), (48, 1)])
+@pytest.mark.parametrize("refusal", [None, errno.EINVAL, errno.ENOTSUP])
+@pytest.mark.parametrize("refuses", ["the file system", "the memory", "none"])
+def test_records_are_read_past_the_systems_cache_where_that_is_allowed(
+    tmp_path: Path, past_cache: tuple[int, int], refusal: int | None, refuses: str
+) -> None:
+    system, states = System(), [0]
+
+    def change(file: int, command: int, value: int) -> None:
+        assert command == past_cache[0]
+        if refusal and refuses == "the file system":
+            raise OSError(refusal, os.strerror(refusal))
+        states.append(value)
+
+    def checksum(file: int, nbytes: int) -> int:
+        if refusal and refuses == "the memory" and states[-1]:
+            raise OSError(refusal, os.strerror(refusal))
+        return check(file, nbytes)
+
+    vars(system).update(fcntl=change, past_cache=past_cache)
+    store = RecordStore(tmp_path, ROOMY, system=system)
+    write(store, record(1))
+    assert store.read(key(1), checksum) is ReadResult.OK
+    past = past_cache[1]
+    expected = {"the file system": [0], "the memory": [0, past, 0]} if refusal else {}
+    assert states == expected.get(refuses, [0, past])
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_a_disk_that_fails_is_not_read_again(tmp_path: Path, code: int) -> None:
+    store, tries = RecordStore(tmp_path, ROOMY), []
+    write(store, record(1))
+
+    def fail(file: int, nbytes: int) -> int:
+        tries.append(file)
+        raise OSError(code, os.strerror(code))
+
+    assert store.read(key(1), fail) is ReadResult.FAILED
+    assert len(tries) == 1
