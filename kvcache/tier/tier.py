@@ -46,7 +46,7 @@ NEWEST_WEIGHT, FORGIVENESS = 0.5, 1.1
 MOST_DUE = 65_536
 # How long to wait before memory that was short is looked at again.
 RETRY_S = 0.05
-BUSY_POLL_S = 0.002
+BUSY_POLL_S = 0.005
 # A rest is looked at again after this long at the latest, because others may have cleared the disk.
 LONGEST_REST_S = 60.0
 # How long the tier's threads may take to end a transfer before memory is left to the system.
