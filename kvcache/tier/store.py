@@ -40,7 +40,7 @@ NAMING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 NO_WAIT = fcntl.LOCK_EX | fcntl.LOCK_NB
 # What fcntl() is told to read past the system's cache. 48 is macOS's F_NOCACHE.
-PAST_CACHE = (48, 1) if sys.platform == "darwin" else (fcntl.F_SETFL, os.O_DIRECT)
+PAST_CACHE = (48, 1) if sys.platform == "darwin" else (fcntl.F_SETFL, getattr(os, "O_DIRECT", 0))
 
 # Writes a record's bytes to a descriptor, from offset 0, and returns their checksum.
 Fill = Callable[[int], int]

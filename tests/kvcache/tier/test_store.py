@@ -1,7 +1,6 @@
 """What a folder of records keeps, refuses, evicts and gives back."""
 
 import errno
-import fcntl
 import math
 import os
 import random
@@ -410,7 +409,7 @@ def test_any_life_keeps_what_a_dictionary_keeps(
     assert evicted > 5
 
 
-@pytest.mark.parametrize("past_cache", [(fcntl.F_SETFL, os.O_DIRECT), (48, 1)])
+@pytest.mark.parametrize("past_cache", [product.PAST_CACHE, (48, 1)])
 @pytest.mark.parametrize("refusal", [None, errno.EINVAL, errno.ENOTSUP])
 @pytest.mark.parametrize("refuses", ["the file system", "the memory", "none"])
 def test_records_are_read_past_the_systems_cache_where_that_is_allowed(
