@@ -34,6 +34,8 @@ class StrictStates:
     released: int = 0
     written: set[int] = field(default_factory=set)
     """Slots with memory."""
+    wrong: set[int] = field(default_factory=set)
+    """Slots that were written last behind rows that are wrong."""
     room: int = 1 << 20
     """Slots that the system gives memory."""
     releases_slots: bool = True
@@ -62,6 +64,8 @@ class StrictStates:
 
     def write_record(self, slot: int, fd: int, offset: int) -> int:
         self._check_still(slot, writes=False)
+        if slot in self.wrong:
+            raise MistakeError(f"slot {slot} goes to a file, and is wrong")
         size = self.slot_bytes
         return write_image(fd, offset, bytes(self._memory[slot * size : (slot + 1) * size]), size)
 
@@ -71,6 +75,7 @@ class StrictStates:
         image = read_image(fd, offset, size)
         self._memory[slot * size : (slot + 1) * size] = image
         self.written.add(slot)
+        self.wrong.discard(slot)
         return crc32(image)
 
     def _check_still(self, slot: int, *, writes: bool) -> None:

@@ -285,5 +285,9 @@ def test_a_slot_passes_through_a_file_when_no_step_uses_it() -> None:
         with pytest.raises(MistakeError, match="slot 2 has no memory"):
             states.read_record(2, fd, 0)
         assert states.commit(2)
+        states.wrong = {1, 2}
+        with pytest.raises(MistakeError, match="slot 1 goes to a file, and is wrong"):
+            states.write_record(1, fd, 0)
         assert states.read_record(2, fd, 0) == total
+        assert states.wrong == {1}
     states.advance(StateSegment(1, 2, ((1, 2),)), 2, life=2, epoch=2, after=lambda rows: rows + 2)

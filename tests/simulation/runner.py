@@ -234,8 +234,6 @@ class SlotRunner:
     _numbers: Iterator[int] = field(default_factory=count)
     _spoilt: set[int] = field(default_factory=set)
     """Requests of a step in flight that is going to fail, and those whose rows are bad there."""
-    _wrong_states: set[int] = field(default_factory=set)
-    """State slots that were written last behind rows that are wrong."""
     _ticks: int = 0
     _running: deque[_Step] = field(default_factory=deque)
 
@@ -332,9 +330,10 @@ class SlotRunner:
 
     def check_states(self) -> None:
         """Check that no prompt can find a state behind rows that are wrong."""
-        slots = [] if self.states is None else state_group(self.kv).pool.slots
-        found = {slot.number for slot in slots if slot.digest is not None}
-        if wrong := found & self._wrong_states:
+        if self.states is None:
+            return
+        slots = state_group(self.kv).pool.slots
+        if wrong := self.states.wrong & {slot.number for slot in slots if slot.digest is not None}:
             raise SimulationError(f"wrong states can be found in slots {sorted(wrong)}")
 
     def release_cache(self) -> None:
@@ -508,9 +507,9 @@ class SlotRunner:
 
         written = {slot for _, slot in segment.writes}
         if is_spoilt:
-            self._wrong_states |= written
+            self.states.wrong |= written
         else:
-            self._wrong_states -= written
+            self.states.wrong -= written
         life = self._lives[entry.seq_id]
         if not (is_spoilt and entry.seq_id in self._spoilt):
             self.states.advance(segment, begin, life, epoch, after, entry.drafts)
