@@ -12,6 +12,7 @@ import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -447,8 +448,8 @@ class DiskTier:
             self._give_up(read, MissReason.DISK_LATE)
         ended = self._workers.close(END_LIMIT_S)
         if ended:
-            self._workers.run_results()
-            self._store.close()
+            with closing(self._store):
+                self._workers.run_results()
         return ended
 
 

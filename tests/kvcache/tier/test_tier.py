@@ -386,7 +386,7 @@ def test_what_a_transfer_raises_reaches_the_engine_and_ends_no_thread(name: str)
     for _ in range(2 * workers.READERS):
         begin(fail)
     begin(end)
-    assert ended.wait(5)
+    assert ended.wait(60)
     with pytest.raises(RuntimeError, match="the device is gone"):
         threads.run_results()
-    assert threads.close(5)
+    assert threads.close(60)
