@@ -209,7 +209,8 @@ class KVCacheManager:
         """Get memory for tokens [0, num_tokens). Return False if memory is short or if mappings may
         not change now; the sequence then keeps what it has got."""
         fits = all(group.reserve(seq_id, num_tokens, drafts) for group in self._groups)
-        if not fits and self._tier is not None:
+        is_short = not (fits or drafts or self.wants_mapping_point)
+        if is_short and self._tier is not None:
             self._tier.give_up_reads()  # running sequences come first
         return fits
 

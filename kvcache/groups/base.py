@@ -196,6 +196,9 @@ class KVGroup(ABC):
         """Let sequences share these records of a loan, which have been read and not
         adopted yet, ascending."""
 
+    def cut_loan(self, loan: Loan, end: int) -> None:  # noqa: B027  # it has one record
+        """Unpin what a loan needs for records from ``end`` on alone: no thread uses it."""
+
     @abstractmethod
     def end_loan(self, loan: Loan) -> None:
         """Unpin a loan's memory, which no other thread uses any more."""

@@ -367,6 +367,16 @@ class FullGroup(KVGroup):
             if self._pin_before(loan, number) and self.prefixes.adopt(loan.memory, number):
                 loan.adopted.add(number)
 
+    def cut_loan(self, loan: Loan, end: int) -> None:
+        buffer = loan.memory.buffer
+        kept = max(end, buffer.table.first)
+        last = self.buffers.unmap_last(buffer, buffer.table.end - kept)
+        pinned = [] if loan.adopted else [b for b in self._loans[loan] if b is not None]
+        if pinned:
+            self._loans[loan].clear()
+        self.pool.detach([*last, *pinned])
+        self.prefixes.cache_or_free([*last, *pinned])
+
     def end_loan(self, loan: Loan) -> None:
         pinned = [block for block in self._loans.pop(loan) if block is not None]
         self.pool.detach([*loan.memory.buffer.held, *pinned])

@@ -32,6 +32,8 @@ HELD_SHARE = 10
 REST_S = 60.0  # for so long nothing is written after a failure
 ORPHAN_S = 3600.0
 TMUTIL_S = 30.0
+# How long to wait for a process that holds the lock, and how often to look.
+LOCK_LIMIT_S, LOCK_POLL_S = 10.0, 0.005
 MAX_NAME_BYTES = 1024
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 READ = os.O_RDONLY | os.O_NOFOLLOW
@@ -91,7 +93,7 @@ class ReadResult(Enum):
 
     OK = auto()
     GONE = auto()
-    BROKEN = auto()  # the bytes were damaged, and the record has been removed
+    BROKEN = auto()  # the bytes were damaged or unreadable, and the record has been removed
     FAILED = auto()  # the system failed, and the record stays
 
 
@@ -236,7 +238,8 @@ class RecordStore:
         except FileNotFoundError:
             result = ReadResult.GONE
         except OSError as error:
-            result = ReadResult.BROKEN if error.errno == errno.ELOOP else ReadResult.FAILED
+            is_of_file = error.errno in (errno.ELOOP, errno.EIO)
+            result = ReadResult.BROKEN if is_of_file else ReadResult.FAILED
         if result in (ReadResult.GONE, ReadResult.BROKEN):
             with suppress(OSError), self._locked():
                 if self.find(key) == record:  # else another process has written it anew
@@ -278,6 +281,11 @@ class RecordStore:
             if model is tenant is None:
                 self._sweep(0.0)
             return len(gone), sum(one.nbytes for one in gone)
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Remove records, if the disk lets that happen."""
+        with suppress(OSError), self._locked():
+            self._remove([record for key in keys if (record := self.find(key)) is not None])
 
     def verify(self, check: Check) -> dict[ReadResult, list[bytes]]:
         """Read all records. Return the keys by what became of each; broken ones are removed."""
@@ -347,12 +355,38 @@ class RecordStore:
     def _locked(self) -> Iterator[None]:
         """Hold the folder's lock, and know all entries."""
         with self._mutex:
-            self._system.flock(self._lock, fcntl.LOCK_EX)
+            self._wait_for_lock()
             try:
+                self._check_folder()
                 self._catch_up()
                 yield
             finally:
                 self._system.flock(self._lock, fcntl.LOCK_UN)
+
+    def _wait_for_lock(self) -> None:
+        """Lock the folder. Raises OSError if another process holds the lock for too long, as one
+        that is stopped does."""
+        end = time.monotonic() + LOCK_LIMIT_S
+        while True:
+            try:
+                return self._system.flock(self._lock, NO_WAIT)
+            except BlockingIOError as error:
+                if time.monotonic() > end:
+                    reason = f"another process has held its lock for {LOCK_LIMIT_S:.0f} s"
+                    raise OSError(errno.ETIMEDOUT, reason) from error
+            time.sleep(LOCK_POLL_S)
+
+    def _check_folder(self) -> None:
+        """Find nothing any more if the folder was removed, or emptied and filled by others. Raises
+        OSError then: a folder that is there again is used from the next start on."""
+        for name, file in ("lock", self._lock), ("records", self._records):
+            try:
+                is_same = os.path.samestat(os.stat(self._path / name), os.fstat(file))
+            except OSError:
+                is_same = False
+            if not is_same:
+                self._books, self._end = Books(), 0
+                raise OSError(errno.ESTALE, "the folder was removed: start again to use it")
 
     def _sweep(self, older_than_s: float) -> None:
         """Remove files that have no entry and that no writer is filling."""
@@ -369,7 +403,7 @@ class RecordStore:
         index = self._system.open("index", GROWING, 0o600, dir_fd=self._folder)
         self._index_file.close()
         self._index_file.callback(os.close, index)
-        self._index, self._books, self._end = index, Books(), 0
+        self._index, self._end = index, 0
         os.fchmod(self._index, 0o600)
         self._system.fsync(self._folder)
 
@@ -382,12 +416,14 @@ class RecordStore:
         data, size = b"", os.fstat(self._index).st_size - self._end
         while more := self._system.pread(self._index, size - len(data), self._end + len(data)):
             data += more
+        # Others find the old entries until the new ones are whole.
+        books = self._books if self._end else Books()
         try:
-            whole = self._books.take(data)
+            whole = books.take(data)
         except ValueError:
             self._replace_index(b"")
             return self._sweep(0.0)
-        self._end += whole
+        self._books, self._end = books, self._end + whole
         return self._system.ftruncate(self._index, self._end) if whole < size else None
 
     def _append(self, kind: Kind, records: list[Record]) -> None:
@@ -422,8 +458,18 @@ class RecordStore:
             self._remove(self._books.cheapest(excess, self._clock()))
 
     def _remove(self, records: list[Record]) -> None:
-        if records:
+        if not records:
+            return
+        try:
             self._append(Kind.REMOVE, records)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # The files leave room for the entries. An entry without a file is a miss.
+            for one in records:
+                self._unlink(one.key)
+            self._catch_up()
+            self._append(Kind.REMOVE, [one for one in records if self.find(one.key) is not None])
         for one in records:
             self._unlink(one.key)
 

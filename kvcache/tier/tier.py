@@ -43,11 +43,14 @@ FIRST_READ_BYTES_PER_S, READ_LATENCY_S, RECORD_S = 1e9, 0.005, 0.0005
 # The weight of the newest read in the mean speed. After each read that was not begun because
 # computing seemed faster, the speed is assumed to be this much higher.
 NEWEST_WEIGHT, FORGIVENESS = 0.5, 1.1
-# The most records that wait to be written. Beyond it, the oldest ones are forgotten.
-MOST_DUE = 65_536
+# The most records that wait to be written. Beyond it, the oldest ones are forgotten: each may keep
+# the hashes of a whole conversation in memory.
+MOST_DUE = 8192
 # How long to wait before memory that was short is looked at again.
 RETRY_S = 0.05
 BUSY_POLL_S = 0.005
+# The same while a transfer runs that nobody waits for any more.
+LATE_POLL_S = 1.0
 # A rest is looked at again after this long at the latest, because others may have cleared the disk.
 LONGEST_REST_S = 60.0
 # How long the tier's threads may take to end a transfer before memory is left to the system.
@@ -71,17 +74,15 @@ def tenant_tag(tenant: bytes) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class DiskRead:
-    """The reading of what a prompt needs to begin at a later position."""
+    """The reading of what prompts need to begin at a later position."""
 
-    owner: int
-    first_key: bytes = b""
+    sequence: CachedSequence
+    first_key: bytes
     """The key of the first record, by which other prompts recognise the same reading."""
-    began_s: float = 0.0
-    tokens: tuple[int, int] = (0, 0)
-    """The tokens from the first that memory lacks to the position at which the prompt can begin."""
-    deadline_s: float = math.inf
-    sequence: CachedSequence | None = None
-    wanted: dict[int, list[int]] = field(default_factory=dict)
+    began_s: float
+    tokens: tuple[int, int]
+    """The tokens from the first that memory lacks to the position at which a prompt can begin."""
+    wanted: dict[int, list[int]]
     """The numbers of records that have no memory yet, by the number of the group."""
     loans: dict[int, Loan] = field(default_factory=dict)
     done: dict[int, set[int]] = field(default_factory=dict)
@@ -91,8 +92,25 @@ class DiskRead:
     """Of which of them a thread may use the memory. The tier's threads add to it."""
     given_up_s: float = math.inf
     is_cancelled: bool = False
-    is_waited_for: bool = False
+    is_waited_for: bool = True
     miss: MissReason | None = None
+
+
+@dataclass(slots=True)
+class Wait:
+    """What a prompt that is not open yet has to wait for."""
+
+    read: DiskRead | None = None
+    end: int = 0
+    """The tokens of the prompt that are in files or in memory."""
+    deadline_s: float = math.inf
+    miss: MissReason | None = None
+
+    @property
+    def lacks_more(self) -> bool:
+        """True if the read has ended, and was that of a prompt which has less of this one."""
+        read = self.read
+        return read is not None and not read.is_waited_for and read.tokens[1] < self.end
 
 
 class DiskTier:
@@ -121,7 +139,8 @@ class DiskTier:
         self._seconds = seconds
         self._clock = clock
         self._workers = Workers(store.refresh) if workers is None else workers
-        self._reads: dict[int, DiskRead] = {}
+        self._waits: dict[int, Wait] = {}
+        """By the ids of prompts."""
         self._running: list[DiskRead] = []
         self._due: OrderedDict[bytes, tuple[int, CachedSequence, int]] = OrderedDict()
         """The group, sequence and block number of records to write, by their keys."""
@@ -139,20 +158,29 @@ class DiskTier:
 
     def waits(self, seq_id: int, hashes: BlockHashes, boundaries: PromptBoundaries) -> bool:
         """Return True while a prompt waits for records. The first call begins to read them."""
-        read = self._reads.get(seq_id)
-        if read is None or (read.owner != seq_id and not read.is_waited_for):
+        wait = self._waits.get(seq_id)
+        if wait is None or wait.lacks_more:
             sequence = CachedSequence(LOAN_ID, hashes, 0, 0, boundaries)
-            read = self._reads[seq_id] = self._begin(seq_id, sequence)
-        if read.is_waited_for and self._clock() > self._deadline(read):
-            self._give_up(read, MissReason.DISK_LATE)
-        return read.is_waited_for
+            wait = self._waits[seq_id] = self._begin(sequence)
+        read = wait.read
+        if read is None or not read.is_waited_for:
+            return False
+        start, reached = read.tokens[0], self._reached(read)
+        if reached >= wait.end:
+            self._leave(wait, None)
+        elif self._clock() > wait.deadline_s + self._seconds(start, reached):
+            self._leave(wait, MissReason.DISK_LATE)
+        return wait.read is not None
 
     def forget(self, seq_id: int) -> MissReason | None:
         """Forget a prompt that has begun or ended. Return the reason that less was read."""
-        read = self._reads.pop(seq_id, None)
-        if read is not None and read.owner == seq_id and read.is_waited_for:
-            self._give_up(read, MissReason.DISK_LATE)
-        return None if read is None else read.miss
+        wait = self._waits.pop(seq_id, Wait())
+        if wait.read is None:
+            return wait.miss
+        if wait.read.is_waited_for:
+            self._leave(wait, MissReason.DISK_LATE)
+            return wait.miss
+        return wait.read.miss
 
     @property
     def recovering(self) -> bool:
@@ -166,53 +194,64 @@ class DiskTier:
         for read in [read for read in self._running if read.is_waited_for]:
             self._give_up(read, MissReason.DISK_LATE)
 
-    def _begin(self, seq_id: int, sequence: CachedSequence) -> DiskRead:
-        read, hashes = DiskRead(seq_id, sequence=sequence), sequence.block_hashes
+    def _begin(self, sequence: CachedSequence) -> Wait:
+        """Begin to read what a prompt lacks, or let it wait for the same reading of another one."""
+        hashes = sequence.block_hashes
         start, _ = match_all(self._groups, hashes, 0)
         position, _ = match_all(self._groups, hashes, 0, lambda *at: self._find(hashes, *at))
         if position <= start:
-            return read
+            return Wait()
+        wanted = {}
         for number, group in enumerate(self._groups):
             missing = [n for n in group.needed(position) if not group.has(hashes, n)]
             if missing:
-                read.wanted[number] = missing
-        keys = [self._key(hashes, *at) for at in pairs(read.wanted)]
-        read.first_key = keys[0]
-        same = next((each for each in self._running if each.first_key == keys[0]), None)
+                wanted[number] = missing
+        keys = [self._key(hashes, *at) for at in pairs(wanted)]
+        tokens, now = (start * self._size, position * self._size), self._clock()
+        computing_s = self._seconds(*tokens)
+        deadline_s = now + (LATE_PART * computing_s or UNKNOWN_LATE_S)
+        waited_for = (read for read in self._running if read.is_waited_for)
+        same = next((read for read in waited_for if read.first_key == keys[0]), None)
         if same is not None:
-            return same
+            return Wait(same, tokens[1], deadline_s)
         if any(other.is_cancelled for other in self._running):
             # The disk still uses memory of reads that were given up. More of it may never end.
-            read.miss = MissReason.DISK_LATE
-            return read
-        read.tokens = start * self._size, position * self._size
-        computing_s = self._seconds(*read.tokens)
+            return Wait(miss=MissReason.DISK_LATE)
         nbytes = sum(record.nbytes for record in map(self._store.find, keys) if record is not None)
         reading_s = nbytes / self._bytes_per_s + READ_LATENCY_S + RECORD_S * len(keys)
-        if computing_s and reading_s > computing_s:
+        if computing_s and reading_s > computing_s * (1 if self._is_read_in_order else LATE_PART):
             self._bytes_per_s *= FORGIVENESS
-            read.miss = MissReason.DISK_SLOWER
-            return read
+            return Wait(miss=MissReason.DISK_SLOWER)
         self._store.use(keys)
-        read.began_s, read.is_waited_for = self._clock(), True
-        read.deadline_s = read.began_s + (LATE_PART * computing_s or UNKNOWN_LATE_S)
+        read = DiskRead(sequence, keys[0], now, tokens, wanted)
         self._running.append(read)
         self._lend_empty(read)
-        return read
+        return Wait(read, tokens[1], deadline_s)
 
-    def _deadline(self, read: DiskRead) -> float:
-        """Return when to give up. What was read so far has saved the time of computing it, where a
-        prompt can begin after any block."""
-        if len(self._groups) > 1 or type(self._groups[0]) is not FullGroup or not read.loans:
-            return read.deadline_s
-        numbers, done = read.loans[0].numbers, read.done[0]
-        leading = next((i for i, n in enumerate(numbers) if n not in done), len(numbers))
-        start = read.tokens[0]
-        return read.deadline_s + self._seconds(start, start + self._size * leading)
+    def _leave(self, wait: Wait, miss: MissReason | None) -> None:
+        """Let a prompt go on with what was read so far. Others may wait for the rest."""
+        assert wait.read is not None
+        read, wait.read, wait.miss = wait.read, None, miss
+        if any(other.read is read for other in self._waits.values()):
+            self._adopt(read)
+        else:
+            self._give_up(read, MissReason.DISK_LATE)
+
+    @property
+    def _is_read_in_order(self) -> bool:
+        """True if a prompt can begin after any block: what was read has saved computing it."""
+        return len(self._groups) == 1 and type(self._groups[0]) is FullGroup
+
+    def _reached(self, read: DiskRead) -> int:
+        """Return the position, in tokens, at which prompts can begin if no more is read."""
+        start, leading = read.tokens[0], 0
+        if self._is_read_in_order and read.loans:
+            numbers, done = read.loans[0].numbers, read.done[0]
+            leading = next((i for i, n in enumerate(numbers) if n not in done), len(numbers))
+        return start + self._size * leading
 
     def _lend_empty(self, read: DiskRead) -> None:
         """Pin memory for records, and read them. What finds no memory waits for ``update``."""
-        assert read.sequence is not None
         for number, missing in list(read.wanted.items()):
             numbers = range(missing[0], missing[-1] + 1)
             loan = self._groups[number].lend_empty(read.sequence, numbers)
@@ -251,6 +290,9 @@ class DiskTier:
         read.wanted.clear()
         read.outstanding &= read.begun
         self._adopt(read)
+        for number, loan in read.loans.items():  # transfers may hang for ever: pin no more for them
+            used = {n for at, n in read.outstanding if at == number} | read.done[number]
+            self._groups[number].cut_loan(loan, max(used, default=-1) + 1)
         self._finish_if_done(read)
 
     def _adopt(self, read: DiskRead) -> None:
@@ -289,8 +331,11 @@ class DiskTier:
             self._write_later(sequence, position, rows_only=True)
 
     def note_end(self, sequence: CachedSequence) -> None:
-        """Note that a sequence ends whose prefix is kept."""
-        if not (sequence.block_hashes.salt.may_be_written and sequence.keeps_prefix):
+        """Note that a sequence ends."""
+        if not sequence.block_hashes.salt.may_be_written:
+            return
+        if not sequence.keeps_prefix:
+            self._discard(sequence)
             return
         digests, now = sequence.block_hashes.digests, self._clock()
         last = sequence.boundaries.messages_end or sequence.reserved_tokens - 2
@@ -301,6 +346,19 @@ class DiskTier:
         if 0 < sequence.system_blocks <= settled:
             # The step that filled the last block may not have completed yet.
             self._systems.append((now + RETRY_S, sequence, sequence.system_blocks))
+
+    def _discard(self, sequence: CachedSequence) -> None:
+        """Remove the records of a sequence that failed. What it has read from files may be what was
+        wrong, and would be again after the next start."""
+        hashes = sequence.block_hashes
+        numbers = range(len(hashes.digests))
+        keys = [self._key(hashes, group, n) for group in range(len(self._groups)) for n in numbers]
+
+        def remove() -> Callable[[], None]:  # behind the batch that is written now
+            self._store.remove(keys)
+            return lambda: None
+
+        self._workers.write(remove)
 
     def _write_later(self, sequence: CachedSequence, position: int, *, rows_only: bool) -> None:
         for number, group in enumerate(self._groups):
@@ -416,7 +474,7 @@ class DiskTier:
     def poll_s(self) -> float:
         """Return after how many seconds ``update`` has something to do."""
         if self._running or self._writing is not None:
-            return BUSY_POLL_S
+            return BUSY_POLL_S if self.recovering else LATE_POLL_S
         now = self._clock()
         times = [due_s for due_s, *_ in (*self._ends.values(), *self._systems)]
         if self._due:

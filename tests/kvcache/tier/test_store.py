@@ -116,6 +116,20 @@ def test_what_saves_least_per_byte_and_age_is_evicted_and_of_equals_the_deepest(
     assert kept(store, range(10, 16)) == list(range(10, 16))
 
 
+@pytest.mark.parametrize("ahead_s", [60.0, HOUR_S, DAY_S, 30 * DAY_S, 1e9])
+def test_what_a_clock_ahead_of_time_wrote_is_no_younger_than_all_else(
+    tmp_path: Path, ahead_s: float
+) -> None:
+    clock = Clock()
+    clock.now += ahead_s
+    store = RecordStore(tmp_path, TierLimits(held=4 * NBYTES), clock=clock)
+    write(store, record(1))
+    clock.now -= ahead_s
+    write(store, record(2), record(3), record(4))
+    write(store, record(5))
+    assert kept(store, range(9)) == [2, 3, 4, 5]
+
+
 def test_uses_outlive_a_restart(tmp_path: Path) -> None:
     clock = Clock()
     store = RecordStore(tmp_path, TierLimits(held=2 * NBYTES), clock=clock)
@@ -437,8 +451,10 @@ def test_records_are_read_past_the_systems_cache_where_that_is_allowed(
     assert states == [0, *expected[refuses]]
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
-def test_a_disk_that_fails_is_not_read_again(tmp_path: Path, code: int) -> None:
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ESTALE, errno.ENXIO, errno.EIO])
+def test_a_disk_that_fails_is_read_once_and_a_file_that_fails_is_removed(
+    tmp_path: Path, code: int
+) -> None:
     store, tries = RecordStore(tmp_path, ROOMY), []
     write(store, record(1))
 
@@ -446,5 +462,7 @@ def test_a_disk_that_fails_is_not_read_again(tmp_path: Path, code: int) -> None:
         tries.append(file)
         raise OSError(code, os.strerror(code))
 
-    assert store.read(key(1), fail) is ReadResult.FAILED
+    is_of_file = code == errno.EIO
+    assert store.read(key(1), fail) is (ReadResult.BROKEN if is_of_file else ReadResult.FAILED)
     assert len(tries) == 1
+    assert (store.find(key(1)) is None) == is_of_file

@@ -1,6 +1,9 @@
 """Whatever is killed, fails or is damaged, no wrong bytes are read, and the books are exact."""
 
 import errno
+import fcntl
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from kvcache.tier import index
+from kvcache.tier import store as product
 from kvcache.tier.index import LAYOUT
-from kvcache.tier.store import REST_S, ReadResult, RecordStore, WriteFailure
+from kvcache.tier.store import REST_S, ReadResult, RecordStore, System, WriteFailure
 from tests.kvcache.tier.records import (
     FAILING,
     NBYTES,
@@ -288,4 +292,111 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+    books_are_exact(store, tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("n", [0, 1])
+def test_records_can_be_removed_from_a_full_disk(tmp_path: Path, code: int, n: int) -> None:
+    """An entry that says so finds room once their files are gone."""
+    system = FailingSystem()
+    store = RecordStore(tmp_path, SMALL, system=system)
+    write(store, *map(record, range(10)))
+    system.fail(("write", "fsync")[n], 0, code)
+    assert store.clear() == (10, 10 * NBYTES)
+    assert system.has_failed
+    assert not files(tmp_path)
+    books_are_exact(store, tmp_path)
+    write(store, record(1))
+    system.fail("write", 0, errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        store.clear()
+
+
+def test_a_lock_that_another_process_keeps_is_waited_for_only_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product, "LOCK_LIMIT_S", 0.02)
+    store = RecordStore(tmp_path, ROOMY)
+    write(store, record(1))
+    with (tmp_path / "lock").open() as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="has held its lock for"):
+            RecordStore(tmp_path, ROOMY)
+        result = write(store, record(2))
+        assert isinstance(result, WriteFailure)
+        assert "another process has held its lock" in result.reason
+        assert read(store, 1) is ReadResult.OK, "reading needs no lock"
+        store.use([key(1)])
+        store.close()
+    books_are_exact(RecordStore(tmp_path, ROOMY), tmp_path)
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed", "emptied", "a file", "no lock"])
+@pytest.mark.parametrize("is_used_again", [True, False])
+def test_a_folder_that_was_removed_meanwhile_keeps_nothing_and_harms_no_newcomer(
+    tmp_path: Path, how: str, is_used_again: bool
+) -> None:
+    folder = tmp_path / "tier"
+    store = RecordStore(folder, ROOMY)
+    write(store, *map(record, range(4)))
+    if how == "emptied":
+        shutil.rmtree(folder / "records")
+        for each in list(folder.iterdir()):
+            each.unlink()
+    elif how == "no lock":
+        (folder / "lock").unlink()
+    else:
+        folder.rename(tmp_path / "away")
+        if how == "a file":
+            folder.touch()
+    newcomer = None
+    if is_used_again and how != "a file":
+        newcomer = RecordStore(folder, ROOMY)
+        write(newcomer, *map(record, range(6)))
+    result = write(store, record(8))
+    assert isinstance(result, WriteFailure)
+    assert "the folder was removed: start again to use it" in result.reason
+    assert kept(store, range(9)) == []
+    assert read(store, 1) is ReadResult.GONE
+    store.close()
+    if newcomer is not None:
+        assert kept(newcomer, range(9)) == list(range(6))
+        books_are_exact(newcomer, folder)
+
+
+def test_a_folder_that_comes_back_is_read_again(tmp_path: Path) -> None:
+    folder = tmp_path / "tier"
+    store = RecordStore(folder, ROOMY)
+    write(store, *map(record, range(4)))
+    folder.rename(tmp_path / "away")
+    store.refresh()
+    assert kept(store, range(9)) == []
+    (tmp_path / "away").rename(folder)
+    store.refresh()
+    assert kept(store, range(9)) == list(range(4))
+    books_are_exact(store, folder)
+
+
+def test_records_are_found_while_a_new_index_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "COMPACT_ENTRIES", 10)
+    system, seen = System(), list[list[int]]()
+    store, other = RecordStore(tmp_path, ROOMY, system=system), RecordStore(tmp_path, ROOMY)
+    write(other, *map(record, range(3)))
+    store.refresh()
+    for _ in range(8):
+        other.use([key(1)])
+        write(other, record(9))
+        other.remove([key(9)])
+
+    def look(*arguments: int) -> bytes:
+        seen.append(kept(store, range(9)))
+        return os.pread(*arguments)
+
+    vars(system).update(pread=look)
+    store.refresh()
+    assert seen
+    assert all(each == [0, 1, 2] for each in seen)
     books_are_exact(store, tmp_path)

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from kvcache.allocator import MAP_AHEAD_AT_POINT_TOKENS
+from kvcache.backends.backend import Releases
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.sequences import CachedSequence, PromptBoundaries
 from kvcache.stats import DiskStats, MissReason
@@ -36,6 +38,7 @@ class Cache:
     limits: TierLimits = ROOMY
     system: System = field(default_factory=System)
     max_sharers: int = 1000
+    memory_changes: dict[str, Any] = field(default_factory=dict)
     stage: Stage | None = None
     """A cache with states, in place of the usual one."""
     seconds: Callable[[int, int], float] = lambda start, end: float(end - start)
@@ -48,7 +51,9 @@ class Cache:
         self.kv, self.memory = (
             (self.stage.kv, self.stage.memory)
             if self.stage is not None
-            else small_manager(heaps=self.heaps, max_sharers=self.max_sharers)
+            else small_manager(
+                heaps=self.heaps, max_sharers=self.max_sharers, **self.memory_changes
+            )
         )
         clock, limits = self.clock, self.limits
         self.store = RecordStore(self.folder, limits, clock=clock, system=self.system)
@@ -74,6 +79,10 @@ class Cache:
             settle(self.kv, self.memory)
         before, self.told_bytes = self.told_bytes, self.stats.written_bytes
         return self.told_bytes - before
+
+    @property
+    def free_blocks(self) -> int:
+        return full_group(self.kv).allocator.available_blocks
 
     def hashes(self, ids: list[int], salt: PrefixSalt = SALT) -> BlockHashes:
         hashes = self.kv.block_hashes(salt)
@@ -121,6 +130,35 @@ def test_an_end_is_written_once_nobody_has_continued_it_for_a_minute(tmp_path: P
     assert cache.after(0.1) == 3 * BLOCK
     assert cache.stats.pending_writes == 0
     assert cache.kv.disk_poll_s() == float("inf")
+
+
+@pytest.mark.parametrize("shared", [0, 1, 2, 3])
+@pytest.mark.parametrize("when", ["before", "while", "after"])
+def test_of_a_sequence_that_fails_nothing_stays_on_disk(
+    tmp_path: Path, shared: int, when: str
+) -> None:
+    """Its numbers may be wrong, and another prompt may have made them worth keeping."""
+    cache = Cache(tmp_path, heaps=4)
+    cache.live(OTHER)
+    cache.after(60)
+    assert join(cache.kv, 1, IDS, salt=SALT)
+    grow(cache.kv, 1, 0, len(IDS), IDS)
+    settle(cache.kv, cache.memory)
+    cache.workers.holds = lambda: when == "while"
+    sharer = [*IDS[: shared * TOKENS], *[7] * TOKENS, 7]
+    cache.live(sharer)
+    if when == "after":
+        assert cache.after(1) == shared * BLOCK
+    cache.kv.close(1, keep_prefix=False)
+    cache.workers.holds = lambda: False
+    cache.after(60)
+    keys = [cache.tier._key(cache.hashes(IDS), 0, n) for n in range(3)]
+    assert [cache.store.find(key) for key in keys] == [None] * 3
+    assert cache.restarted().live(IDS) == 0
+    cache = cache.restarted()
+    assert cache.waits(2, OTHER)
+    settle(cache.kv, cache.memory)
+    assert cache.live(OTHER) == 2 * TOKENS
 
 
 def test_what_is_hit_is_written_and_of_a_conversation_the_newest_end_alone(tmp_path: Path) -> None:
@@ -233,6 +271,61 @@ def test_two_prompts_with_one_prefix_read_it_once(written: Cache) -> None:
     assert written.live() == written.live(longer) == 3 * TOKENS
 
 
+LONGER = [*IDS, *range(900, 900 + 8 * TOKENS)]
+
+
+@pytest.mark.parametrize("first_leaves", ["aborted", "late", "never"])
+@pytest.mark.parametrize("shared", [1, 2, 3])
+def test_a_prompt_waits_for_the_reading_of_another_only_for_as_long_as_its_own_may_take(
+    tmp_path: Path, shared: int, first_leaves: str
+) -> None:
+    cache = Cache(tmp_path, heaps=8)
+    cache.live(LONGER)
+    cache.after(60)
+    cache = cache.restarted()
+    short = [*LONGER[: shared * TOKENS], *[7] * TOKENS]
+    cache.workers.holds = lambda: True
+    assert cache.waits(1, LONGER)
+    assert cache.waits(2, short)
+    if first_leaves == "aborted":
+        cache.kv.stop_waiting(1)
+        assert cache.waits(2, short), "the reading goes on"
+    cache.clock.now += product.LATE_PART * shared * TOKENS + 0.1
+    assert not cache.waits(2, short), "its own time is over"
+    assert cache.tier.forget(2) is MissReason.DISK_LATE
+    if first_leaves == "late":
+        cache.clock.now += product.LATE_PART * len(LONGER)
+    if first_leaves != "aborted":
+        assert cache.waits(1, LONGER) == (first_leaves == "never")
+    cache.workers.holds = lambda: False
+    settle(cache.kv, cache.memory)
+    assert cache.live(LONGER) == (11 * TOKENS if first_leaves == "never" else 0)
+
+
+@pytest.mark.parametrize("read", [1, 2, 3, 4, 5])
+def test_a_prompt_leaves_the_reading_of_another_with_all_that_is_its_own(
+    tmp_path: Path, read: int
+) -> None:
+    cache = Cache(tmp_path, heaps=8)
+    cache.live(LONGER)
+    cache.after(60)
+    cache = cache.restarted()
+    short = [*LONGER[: 3 * TOKENS], *[7] * TOKENS]
+    cache.workers.holds = lambda: len(cache.workers.jobs) <= 11 - read
+    assert cache.waits(1, LONGER)
+    assert cache.waits(2, short)
+    settle(cache.kv, cache.memory)
+    assert cache.waits(2, short) == (read < 3)
+    if read >= 3:
+        assert cache.tier.forget(2) is None
+        assert cache.live(short) == 3 * TOKENS
+    assert cache.waits(1, LONGER), "the first one waits for the rest"
+    cache.workers.holds = lambda: False
+    settle(cache.kv, cache.memory)
+    assert cache.live(LONGER) == 11 * TOKENS
+    assert cache.stats.read_bytes == 11 * BLOCK, "no record is read twice"
+
+
 def test_a_prompt_that_is_aborted_lets_go_of_memory_when_its_transfers_end(written: Cache) -> None:
     written.workers.holds = lambda: len(written.workers.jobs) < 3
     assert written.waits(1)
@@ -249,8 +342,8 @@ def test_a_read_that_ends_in_no_time_pins_what_its_threads_use_alone(written: Ca
     cache = written.restarted(seconds=lambda start, end: 0.0)
     cache.workers.holds = lambda: True
     assert cache.waits(1)
-    read = cache.tier._reads[1]
-    read.begun.add((0, 1))
+    free = cache.free_blocks
+    cache.tier._running[0].begun.add((0, 0))
     cache.clock.now += product.UNKNOWN_LATE_S + 0.1
     assert not cache.waits(1)
     assert cache.tier.forget(1) is MissReason.DISK_LATE
@@ -258,8 +351,10 @@ def test_a_read_that_ends_in_no_time_pins_what_its_threads_use_alone(written: Ca
         assert not cache.waits(number, ids), "the disk still uses memory of the last read"
         assert cache.tier.forget(number) is MissReason.DISK_LATE
     assert cache.kv.recovering
+    assert cache.free_blocks == free + 2, "of three blocks a thread uses one"
     cache.clock.now += product.TRANSFER_LIMIT_S
     assert not cache.kv.recovering, "it may never end"
+    assert cache.kv.disk_poll_s() == product.LATE_POLL_S
     assert len(cache.workers.jobs) == 3
     cache.workers.holds = lambda: False
     settle(cache.kv, cache.memory)
@@ -283,6 +378,28 @@ def test_a_read_waits_for_memory_and_gives_way_to_what_runs(written: Cache) -> N
     assert cache.tier._bytes_per_s == product.FIRST_READ_BYTES_PER_S
 
 
+@pytest.mark.parametrize("more", [1, 2, 3, 4, 5])
+def test_a_read_goes_on_where_memory_is_refused_until_a_mapping_point_or_for_drafts(
+    written: Cache, more: int
+) -> None:
+    points = {"maps_while_running": False, "releases": Releases.NOTHING}
+    cache = written.restarted(heaps=8, memory_changes=points)
+    cache.workers.holds = lambda: True
+    assert join(cache.kv, 1, TOKENS, final=20 * TOKENS)
+    assert cache.waits(2)
+    grow(cache.kv, 1, 0, TOKENS)
+    assert not cache.kv.reserve(1, (1 + MAP_AHEAD_AT_POINT_TOKENS // TOKENS + more) * TOKENS)
+    assert cache.kv.wants_mapping_point
+    assert cache.waits(2)
+    cache.memory.completed_epoch = cache.memory.opened_epoch
+    settle(cache.kv, cache.memory)
+    assert cache.kv.reserve(1, 10 * TOKENS)
+    assert not cache.kv.reserve(1, (60 + more) * TOKENS, more), "it would have drafts"
+    assert cache.waits(2)
+    assert not cache.kv.reserve(1, (60 + more) * TOKENS)
+    assert not cache.waits(2)
+
+
 def test_a_disk_that_seems_slower_than_computing_is_forgiven(written: Cache) -> None:
     cache = written.restarted(seconds=lambda start, end: (end - start) * 2e-4)
     cache.tier._bytes_per_s = 1e6
@@ -291,6 +408,21 @@ def test_a_disk_that_seems_slower_than_computing_is_forgiven(written: Cache) -> 
             break
         assert cache.tier.forget(number) is MissReason.DISK_SLOWER
     assert 3 < number < 20
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9, 1.5])
+@pytest.mark.parametrize("has_states", [False, True])
+def test_a_read_that_helps_only_in_whole_is_begun_if_it_can_end_in_its_time(
+    tmp_path: Path, share: float, has_states: bool
+) -> None:
+    """Blocks alone help one by one. With states, a prompt begins at the state's end or nowhere."""
+    cache = Cache(tmp_path, stage=Stage() if has_states else None, seconds=lambda start, end: 9.0)
+    cache.live()
+    cache.after(60)
+    nbytes = cache.stats.held_bytes
+    cache = cache.restarted(stage=Stage() if has_states else None)
+    cache.tier._bytes_per_s = nbytes / (9.0 * share)
+    assert cache.waits(1) == (share < (product.LATE_PART if has_states else 1))
 
 
 def test_a_slow_disk_may_go_on_while_it_saves_time(written: Cache) -> None:
@@ -307,7 +439,7 @@ def test_a_slow_disk_may_go_on_while_it_saves_time(written: Cache) -> None:
 
 def test_the_end_writes_what_is_due_and_gives_up_what_is_read(written: Cache) -> None:
     written.live([3] * 40)
-    written.workers.holds = lambda: any(map(written.tier._reads.get, (1,)))
+    written.workers.holds = lambda: 1 in written.tier._waits
     written.tier.write_ends_now()
     settle(written.kv, written.memory)
     assert written.stats.written_bytes == 2 * BLOCK
