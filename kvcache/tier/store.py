@@ -141,7 +141,7 @@ class RecordStore:
         system: System | None = None,
     ) -> None:
         self.limits = limits
-        self._path, self._clock, self._system = folder, clock, system or System()
+        self._path, self._clock, self._system = folder.absolute(), clock, system or System()
         self._mutex = threading.RLock()
         self._books, self._end = Books(), 0
         self._uses: dict[bytes, float] = {}
@@ -386,7 +386,7 @@ class RecordStore:
                 is_same = False
             if not is_same:
                 self._books, self._end = Books(), 0
-                raise OSError(errno.ESTALE, "the folder was removed: start again to use it")
+                raise OSError(errno.ESTALE, "the folder was removed: start again to use a new one")
 
     def _sweep(self, older_than_s: float) -> None:
         """Remove files that have no entry and that no writer is filling."""

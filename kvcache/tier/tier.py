@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
+from operator import eq
 
 from kvcache.backends.backend import file_checksum as file_checksum
 from kvcache.block_hashes import BlockHashes
@@ -38,13 +39,13 @@ IDLE_END_S = 60.0
 LATE_PART = 0.1
 # A read may take this long if it is not known yet how long computing takes.
 UNKNOWN_LATE_S = 1.0
-# The speed that is assumed before any read is measured, and what each read and record costs beside.
-FIRST_READ_BYTES_PER_S, READ_LATENCY_S, RECORD_S = 1e9, 0.005, 0.0005
+# The speed that is assumed before any read is measured, and what each read costs beside.
+FIRST_READ_BYTES_PER_S, READ_LATENCY_S = 1e9, 0.005
 # The weight of the newest read in the mean speed. After each read that was not begun because
 # computing seemed faster, the speed is assumed to be this much higher.
 NEWEST_WEIGHT, FORGIVENESS = 0.5, 1.1
-# The most records that wait to be written. Beyond it, the oldest ones are forgotten: each may keep
-# the hashes of a whole conversation in memory.
+# The most records that wait to be written. Beyond it, those of the oldest sequence are forgotten:
+# each may keep the hashes of a whole conversation in memory.
 MOST_DUE = 8192
 # How long to wait before memory that was short is looked at again.
 RETRY_S = 0.05
@@ -77,8 +78,8 @@ class DiskRead:
     """The reading of what prompts need to begin at a later position."""
 
     sequence: CachedSequence
-    first_key: bytes
-    """The key of the first record, by which other prompts recognise the same reading."""
+    keys: frozenset[bytes]
+    """The keys of the records, by which other prompts recognise their own."""
     began_s: float
     tokens: tuple[int, int]
     """The tokens from the first that memory lacks to the position at which a prompt can begin."""
@@ -90,6 +91,8 @@ class DiskRead:
     """The group and number of each record that is still to be read."""
     begun: set[tuple[int, int]] = field(default_factory=set)
     """Of which of them a thread may use the memory. The tier's threads add to it."""
+    nbytes: int = 0
+    """The bytes that were read."""
     given_up_s: float = math.inf
     is_cancelled: bool = False
     is_waited_for: bool = True
@@ -98,19 +101,15 @@ class DiskRead:
 
 @dataclass(slots=True)
 class Wait:
-    """What a prompt that is not open yet has to wait for."""
+    """What a prompt that is not open yet waits for."""
 
     read: DiskRead | None = None
-    end: int = 0
-    """The tokens of the prompt that are in files or in memory."""
+    is_guest: bool = False
+    """True if the read is that of another prompt."""
+    tokens: tuple[int, int] = (0, 0)
+    """Those of the prompt that the read brings."""
     deadline_s: float = math.inf
     miss: MissReason | None = None
-
-    @property
-    def lacks_more(self) -> bool:
-        """True if the read has ended, and was that of a prompt which has less of this one."""
-        read = self.read
-        return read is not None and not read.is_waited_for and read.tokens[1] < self.end
 
 
 class DiskTier:
@@ -159,16 +158,13 @@ class DiskTier:
     def waits(self, seq_id: int, hashes: BlockHashes, boundaries: PromptBoundaries) -> bool:
         """Return True while a prompt waits for records. The first call begins to read them."""
         wait = self._waits.get(seq_id)
-        if wait is None or wait.lacks_more:
+        if wait is None or self._has_served(wait):
             sequence = CachedSequence(LOAN_ID, hashes, 0, 0, boundaries)
-            wait = self._waits[seq_id] = self._begin(sequence)
-        read = wait.read
-        if read is None or not read.is_waited_for:
+            wait = self._waits[seq_id] = self._begin(sequence, wait)
+        if wait.read is None or not wait.read.is_waited_for:
             return False
-        start, reached = read.tokens[0], self._reached(read)
-        if reached >= wait.end:
-            self._leave(wait, None)
-        elif self._clock() > wait.deadline_s + self._seconds(start, reached):
+        reached = min(self._reached(wait.read), wait.tokens[1])
+        if self._clock() > wait.deadline_s + self._saved_s(wait, reached):
             self._leave(wait, MissReason.DISK_LATE)
         return wait.read is not None
 
@@ -194,13 +190,19 @@ class DiskTier:
         for read in [read for read in self._running if read.is_waited_for]:
             self._give_up(read, MissReason.DISK_LATE)
 
-    def _begin(self, sequence: CachedSequence) -> Wait:
-        """Begin to read what a prompt lacks, or let it wait for the same reading of another one."""
+    def _begin(self, sequence: CachedSequence, before: Wait | None) -> Wait:
+        """Begin to read what a prompt lacks, or let it wait for the same reading of another one.
+        ``before`` is what the prompt has waited for as a guest."""
+        miss = None
+        if before is not None and before.read is not None:
+            miss = before.read.miss
+            if before.read.is_waited_for:
+                self._leave(before, None)
         hashes = sequence.block_hashes
         start, _ = match_all(self._groups, hashes, 0)
         position, _ = match_all(self._groups, hashes, 0, lambda *at: self._find(hashes, *at))
         if position <= start:
-            return Wait()
+            return Wait(miss=miss)
         wanted = {}
         for number, group in enumerate(self._groups):
             missing = [n for n in group.needed(position) if not group.has(hashes, n)]
@@ -210,23 +212,38 @@ class DiskTier:
         tokens, now = (start * self._size, position * self._size), self._clock()
         computing_s = self._seconds(*tokens)
         deadline_s = now + (LATE_PART * computing_s or UNKNOWN_LATE_S)
+        if before is not None:
+            deadline_s = before.deadline_s + self._saved_s(before, tokens[0])
         waited_for = (read for read in self._running if read.is_waited_for)
-        same = next((read for read in waited_for if read.first_key == keys[0]), None)
+        same = next((read for read in waited_for if keys[0] in read.keys), None)
         if same is not None:
-            return Wait(same, tokens[1], deadline_s)
+            common = sum(map(eq, hashes.digests, same.sequence.block_hashes.digests))
+            end = min(tokens[1], same.tokens[1], common * self._size)
+            return Wait(same, True, (tokens[0], end), deadline_s)
         if any(other.is_cancelled for other in self._running):
             # The disk still uses memory of reads that were given up. More of it may never end.
             return Wait(miss=MissReason.DISK_LATE)
         nbytes = sum(record.nbytes for record in map(self._store.find, keys) if record is not None)
-        reading_s = nbytes / self._bytes_per_s + READ_LATENCY_S + RECORD_S * len(keys)
-        if computing_s and reading_s > computing_s * (1 if self._is_read_in_order else LATE_PART):
-            self._bytes_per_s *= FORGIVENESS
+        limit_s = computing_s * (1 if self._is_read_in_order else LATE_PART) - READ_LATENCY_S
+        if computing_s and nbytes / self._bytes_per_s > limit_s:
+            self._bytes_per_s *= FORGIVENESS if limit_s > 0 else 1
             return Wait(miss=MissReason.DISK_SLOWER)
         self._store.use(keys)
-        read = DiskRead(sequence, keys[0], now, tokens, wanted)
+        read = DiskRead(sequence, frozenset(keys), now, tokens, wanted)
         self._running.append(read)
         self._lend_empty(read)
-        return Wait(read, tokens[1], deadline_s)
+        return Wait(read, False, tokens, deadline_s)
+
+    def _has_served(self, wait: Wait) -> bool:
+        """Return True if a guest has got from a read what it can."""
+        read = wait.read
+        if read is None or not wait.is_guest:
+            return False
+        return not read.is_waited_for or self._reached(read) >= wait.tokens[1]
+
+    def _saved_s(self, wait: Wait, reached: int) -> float:
+        """Return the time of computing that a prompt saves by beginning at this token."""
+        return self._seconds(wait.tokens[0], max(reached, wait.tokens[0]))
 
     def _leave(self, wait: Wait, miss: MissReason | None) -> None:
         """Let a prompt go on with what was read so far. Others may wait for the rest."""
@@ -263,24 +280,31 @@ class DiskTier:
             self._prepare()
             for n in missing:
                 key = self._key(read.sequence.block_hashes, number, n)
-                self._workers.read(partial(self._transfer, read, number, n, key))
+                self._workers.read(partial(self._transfer, read, loan, (number, n), key))
 
-    def _transfer(self, read: DiskRead, number: int, n: int, key: bytes) -> Callable[[], None]:
+    def _transfer(
+        self, read: DiskRead, loan: Loan, at: tuple[int, int], key: bytes
+    ) -> Callable[[], None]:
         """Read a record, on another thread. Return what the engine's thread is to do then."""
-        loan, result = read.loans[number], ReadResult.GONE
-        read.begun.add((number, n))  # before it looks whether the read was given up
+        result = ReadResult.GONE
+        read.begun.add(at)  # before it looks whether the read was given up
         if not read.is_cancelled:
-            result = self._store.read(key, lambda fd, _: loan.read(n, fd))
-        return partial(self._note_read, read, number, n, result)
+            result = self._store.read(key, lambda fd, _: loan.read(at[1], fd))
+        return partial(self._note_read, read, loan, at, result)
 
-    def _note_read(self, read: DiskRead, number: int, n: int, result: ReadResult) -> None:
-        read.outstanding.discard((number, n))
+    def _note_read(
+        self, read: DiskRead, loan: Loan, at: tuple[int, int], result: ReadResult
+    ) -> None:
+        read.outstanding.discard(at)
         if result is ReadResult.OK:
-            read.done[number].add(n)
-            self._read_bytes += read.loans[number].nbytes
+            read.done[at[0]].add(at[1])
+            read.nbytes += loan.nbytes
+            self._read_bytes += loan.nbytes
         elif not read.is_cancelled:
             self._failures += 1
             self._give_up(read, MissReason.DISK_FAILED)
+        if read.is_cancelled:
+            self._cut(read)
         self._finish_if_done(read)
 
     def _give_up(self, read: DiskRead, miss: MissReason) -> None:
@@ -289,11 +313,21 @@ class DiskTier:
         read.given_up_s = self._clock()
         read.wanted.clear()
         read.outstanding &= read.begun
-        self._adopt(read)
-        for number, loan in read.loans.items():  # transfers may hang for ever: pin no more for them
-            used = {n for at, n in read.outstanding if at == number} | read.done[number]
-            self._groups[number].cut_loan(loan, max(used, default=-1) + 1)
+        self._cut(read)
         self._finish_if_done(read)
+
+    def _cut(self, read: DiskRead) -> None:
+        """Of a read that was given up, keep what can be shared, and the memory that transfers use:
+        they may never end."""
+        self._adopt(read)
+        for number, loan in list(read.loans.items()):
+            used = {n for at, n in read.outstanding if at == number}
+            if used:
+                end = max(used | loan.adopted) + 1
+                read.done[number] = {n for n in read.done[number] if n < end}
+                self._groups[number].cut_loan(loan, end)
+            else:
+                self._groups[number].end_loan(read.loans.pop(number))
 
     def _adopt(self, read: DiskRead) -> None:
         for number, loan in sorted(read.loans.items()):
@@ -307,9 +341,8 @@ class DiskTier:
             self._groups[number].end_loan(loan)
         self._running.remove(read)
         read.is_waited_for = False
-        nbytes = sum(len(read.done[number]) * loan.nbytes for number, loan in read.loans.items())
-        if nbytes:  # else it says nothing about the disk: it may have found no memory
-            speed = nbytes / max(self._clock() - read.began_s, READ_LATENCY_S)
+        if read.nbytes:  # else it says nothing about the disk: it may have found no memory
+            speed = read.nbytes / max(self._clock() - read.began_s, READ_LATENCY_S)
             self._bytes_per_s += NEWEST_WEIGHT * (speed - self._bytes_per_s)
 
     def _key(self, hashes: BlockHashes, number: int, n: int) -> bytes:
@@ -348,11 +381,13 @@ class DiskTier:
             self._systems.append((now + RETRY_S, sequence, sequence.system_blocks))
 
     def _discard(self, sequence: CachedSequence) -> None:
-        """Remove the records of a sequence that failed. What it has read from files may be what was
-        wrong, and would be again after the next start."""
+        """Remove the records of what a sequence that failed has computed: it may be wrong."""
         hashes = sequence.block_hashes
-        numbers = range(len(hashes.digests))
-        keys = [self._key(hashes, group, n) for group in range(len(self._groups)) for n in numbers]
+        first = len(hashes.digests) if sequence.first_own is None else sequence.first_own
+        groups, numbers = range(len(self._groups)), range(first, len(hashes.digests))
+        keys = [self._key(hashes, group, n) for group in groups for n in numbers]
+        for key in keys:
+            self._due.pop(key, None)
 
         def remove() -> Callable[[], None]:  # behind the batch that is written now
             self._store.remove(keys)
@@ -369,7 +404,11 @@ class DiskTier:
                 if self._store.find(key) is None:
                     self._due.setdefault(key, (number, sequence, n))
         while len(self._due) > MOST_DUE:
-            self._due.popitem(last=False)
+            oldest = next(iter(self._due.values()))[1]
+            if oldest is sequence:
+                self._due.popitem()  # its end is of no use without its beginning
+            else:
+                self._due = OrderedDict(at for at in self._due.items() if at[1][1] is not oldest)
 
     def _take_due(self, now: float) -> None:
         while self._systems and self._systems[0][0] <= now:

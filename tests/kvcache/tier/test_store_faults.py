@@ -356,7 +356,7 @@ def test_a_folder_that_was_removed_meanwhile_keeps_nothing_and_harms_no_newcomer
         write(newcomer, *map(record, range(6)))
     result = write(store, record(8))
     assert isinstance(result, WriteFailure)
-    assert "the folder was removed: start again to use it" in result.reason
+    assert "the folder was removed: start again to use a new one" in result.reason
     assert kept(store, range(9)) == []
     assert read(store, 1) is ReadResult.GONE
     store.close()

@@ -134,31 +134,26 @@ def test_an_end_is_written_once_nobody_has_continued_it_for_a_minute(tmp_path: P
 
 @pytest.mark.parametrize("shared", [0, 1, 2, 3])
 @pytest.mark.parametrize("when", ["before", "while", "after"])
-def test_of_a_sequence_that_fails_nothing_stays_on_disk(
+def test_of_what_a_sequence_that_fails_has_computed_nothing_stays_on_disk(
     tmp_path: Path, shared: int, when: str
 ) -> None:
-    """Its numbers may be wrong, and another prompt may have made them worth keeping."""
+    """It may be wrong, and another prompt may have made it worth keeping."""
     cache = Cache(tmp_path, heaps=4)
-    cache.live(OTHER)
+    cache.live([*IDS[:TOKENS], *[6] * TOKENS, 6])
     cache.after(60)
     assert join(cache.kv, 1, IDS, salt=SALT)
-    grow(cache.kv, 1, 0, len(IDS), IDS)
+    grow(cache.kv, 1, TOKENS, len(IDS) - TOKENS, IDS)
     settle(cache.kv, cache.memory)
     cache.workers.holds = lambda: when == "while"
-    sharer = [*IDS[: shared * TOKENS], *[7] * TOKENS, 7]
-    cache.live(sharer)
+    cache.live([*IDS[: shared * TOKENS], *[7] * TOKENS, 7])
     if when == "after":
-        assert cache.after(1) == shared * BLOCK
+        assert cache.after(1) == max(0, shared - 1) * BLOCK
     cache.kv.close(1, keep_prefix=False)
     cache.workers.holds = lambda: False
     cache.after(60)
     keys = [cache.tier._key(cache.hashes(IDS), 0, n) for n in range(3)]
-    assert [cache.store.find(key) for key in keys] == [None] * 3
-    assert cache.restarted().live(IDS) == 0
-    cache = cache.restarted()
-    assert cache.waits(2, OTHER)
-    settle(cache.kv, cache.memory)
-    assert cache.live(OTHER) == 2 * TOKENS
+    kept = [cache.store.find(key) is not None for key in keys]
+    assert kept == [True, False, False], "the first is of another sequence"
 
 
 def test_what_is_hit_is_written_and_of_a_conversation_the_newest_end_alone(tmp_path: Path) -> None:
@@ -217,10 +212,18 @@ def test_a_full_disk_is_a_failure_and_tried_again_after_a_rest(tmp_path: Path) -
 def test_of_records_that_wait_to_be_written_the_oldest_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(product, "MOST_DUE", 2)
-    cache = Cache(tmp_path)
+    monkeypatch.setattr(product, "MOST_DUE", 4)
+    cache = Cache(tmp_path, heaps=8)
     cache.live()
-    assert cache.after(60) == 2 * BLOCK
+    cache.live(OTHER)
+    assert cache.after(60) == 2 * BLOCK, "no part of the older one"
+    longest = [9] * 8 * TOKENS
+    cache.live(longest)
+    assert cache.after(60) == 4 * BLOCK
+    cache = cache.restarted()
+    assert cache.waits(1, longest)
+    settle(cache.kv, cache.memory)
+    assert cache.live(longest) == 4 * TOKENS, "its beginning"
 
 
 def test_what_memory_has_lost_is_not_written_and_delays_nothing(tmp_path: Path) -> None:
@@ -326,6 +329,103 @@ def test_a_prompt_leaves_the_reading_of_another_with_all_that_is_its_own(
     assert cache.stats.read_bytes == 11 * BLOCK, "no record is read twice"
 
 
+@pytest.mark.parametrize("has_states", [False, True])
+@pytest.mark.parametrize(("blocks", "others"), [(8, 8), (8, 5), (5, 8), (3, 9), (9, 4)])
+def test_prompts_with_a_common_beginning_read_it_once_and_each_its_own(
+    tmp_path: Path, blocks: int, others: int, has_states: bool
+) -> None:
+    def stage() -> Stage | None:
+        return Stage() if has_states else None
+
+    common = list(range(2 * TOKENS))
+    first = [*common, *[1] * ((blocks - 2) * TOKENS + 3)]
+    other = [*common, *[2] * ((others - 2) * TOKENS + 3)]
+    cache = Cache(tmp_path, heaps=9, stage=stage())
+    cache.live(first)
+    cache.live(other)
+    cache.after(60)
+    held = cache.stats.held_bytes
+    cache = cache.restarted(stage=stage())
+    assert cache.waits(1, first)
+    assert cache.waits(2, other)
+    for _ in range(3):
+        settle(cache.kv, cache.memory)
+        cache.waits(1, first)
+        cache.waits(2, other)
+    assert not cache.waits(1, first)
+    assert not cache.waits(2, other)
+    assert cache.stats.read_bytes == held, "no record twice"
+    assert cache.live(first) == blocks * TOKENS
+    assert cache.live(other) == others * TOKENS
+
+
+@pytest.mark.parametrize("blocks", [3, 4, 6, 8, 9])
+def test_a_prompt_that_reads_twice_has_the_time_of_one(tmp_path: Path, blocks: int) -> None:
+    """It has waited for what it has in common with another one, and begins to read the rest."""
+    cache = Cache(tmp_path, heaps=9)
+    first, other = ([*range(2 * TOKENS), *[n] * ((blocks - 2) * TOKENS + 3)] for n in (1, 2))
+    cache.live(first)
+    cache.live(other)
+    cache.after(60)
+    cache = cache.restarted()
+    cache.workers.holds = lambda: len(cache.workers.jobs) <= blocks - 2
+    assert cache.waits(1, first)
+    assert cache.waits(2, other)
+    cache.clock.now += product.LATE_PART * TOKENS
+    settle(cache.kv, cache.memory)
+    assert cache.waits(2, other)
+    assert len(cache.tier._running) == 2
+    cache.clock.now += 2 * TOKENS + product.LATE_PART * (blocks - 1) * TOKENS - 0.1
+    assert cache.waits(2, other), "it need not compute what it has"
+    cache.clock.now += 0.2
+    assert not cache.waits(2, other)
+    assert cache.tier.forget(2) is MissReason.DISK_LATE
+
+
+def test_a_prompt_joins_a_reading_of_which_others_have_taken_a_part(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, heaps=8)
+    cache.live(LONGER)
+    cache.after(60)
+    cache = cache.restarted()
+    cache.workers.holds = lambda: len(cache.workers.jobs) <= 7
+    assert cache.waits(1, LONGER)
+    assert cache.waits(2, [*LONGER[: 3 * TOKENS], 7])
+    settle(cache.kv, cache.memory)
+    assert not cache.waits(2, [*LONGER[: 3 * TOKENS], 7])
+    assert cache.waits(3, LONGER)
+    cache.workers.holds = lambda: False
+    settle(cache.kv, cache.memory)
+    assert not cache.waits(1, LONGER)
+    assert not cache.waits(3, LONGER)
+    assert cache.stats.read_bytes == 11 * BLOCK
+
+
+@pytest.mark.parametrize("hung", [0, 1, 4, 9, 10])
+def test_a_record_that_hangs_pins_nothing_that_was_read_behind_it(
+    tmp_path: Path, hung: int
+) -> None:
+    cache = Cache(tmp_path, heaps=8, seconds=lambda start, end: 0.0)
+    cache.live(LONGER)
+    cache.after(60)
+    cache = cache.restarted()
+    free = cache.free_blocks
+    cache.workers.holds = lambda: True
+    assert cache.waits(1, LONGER)
+    hanging = cache.workers.jobs.pop(hung)
+    cache.tier._running[0].begun.add((0, hung))
+    cache.workers.holds = lambda: False
+    settle(cache.kv, cache.memory)
+    assert cache.waits(1, LONGER)
+    cache.clock.now += product.UNKNOWN_LATE_S + 0.1
+    assert not cache.waits(1, LONGER)
+    settle(cache.kv, cache.memory)
+    assert cache.free_blocks == free - hung - 1
+    cache.workers.results.append(hanging())
+    settle(cache.kv, cache.memory)
+    assert cache.free_blocks == free
+    assert cache.live(LONGER) == hung * TOKENS
+
+
 def test_a_prompt_that_is_aborted_lets_go_of_memory_when_its_transfers_end(written: Cache) -> None:
     written.workers.holds = lambda: len(written.workers.jobs) < 3
     assert written.waits(1)
@@ -423,6 +523,28 @@ def test_a_read_that_helps_only_in_whole_is_begun_if_it_can_end_in_its_time(
     cache = cache.restarted(stage=Stage() if has_states else None)
     cache.tier._bytes_per_s = nbytes / (9.0 * share)
     assert cache.waits(1) == (share < (product.LATE_PART if has_states else 1))
+
+
+@pytest.mark.parametrize("computing_s", [1e-6, 1e-3, 0.04, 0.06, 10.0])
+@pytest.mark.parametrize("has_states", [False, True])
+def test_the_expected_speed_of_a_disk_rises_only_until_a_read_is_tried(
+    tmp_path: Path, computing_s: float, has_states: bool
+) -> None:
+    def stage() -> Stage | None:
+        return Stage() if has_states else None
+
+    cache = Cache(tmp_path, stage=stage(), seconds=lambda start, end: 0.0)
+    cache.live()
+    cache.after(60)
+    cache = cache.restarted(stage=stage(), seconds=lambda start, end: computing_s)
+    cache.tier._bytes_per_s = 1e3
+    for number in range(500):
+        if cache.waits(number):
+            break
+        assert cache.tier.forget(number) is MissReason.DISK_SLOWER
+    limit_s = computing_s * (product.LATE_PART if has_states else 1)
+    assert (number < 499) == (limit_s > product.READ_LATENCY_S)
+    assert cache.tier._bytes_per_s < 1e9
 
 
 def test_a_slow_disk_may_go_on_while_it_saves_time(written: Cache) -> None:
