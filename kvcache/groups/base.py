@@ -193,8 +193,8 @@ class KVGroup(ABC):
 
     @abstractmethod
     def adopt(self, loan: Loan, numbers: Collection[int]) -> None:
-        """Let sequences share these records of a loan, which have been read and not
-        adopted yet, ascending."""
+        """Let sequences share these records of a loan, which have been read and not adopted yet,
+        ascending. Those that no sequence can begin at yet are not adopted."""
 
     def cut_loan(self, loan: Loan, end: int) -> None:  # noqa: B027  # it has one record
         """Unpin what a loan needs for records from ``end`` on alone: no thread uses it."""

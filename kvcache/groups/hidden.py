@@ -197,7 +197,7 @@ class HiddenGroup(KVGroup):
             digest = loan.sequence.block_hashes.digests[number]
             if self._can_begin(digest):
                 self._cached.setdefault(digest, loan.memory.row())
-            loan.adopted.add(number)
+                loan.adopted.add(number)
 
     def end_loan(self, loan: Loan) -> None: ...
 

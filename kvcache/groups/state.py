@@ -424,7 +424,8 @@ class StateGroup(KVGroup):
     def adopt(self, loan: Loan, numbers: Collection[int]) -> None:
         for number in numbers:
             self._seal(_Sealing(0, loan.memory, loan.sequence, number + 1, Retention.END))
-            loan.adopted.add(number)
+            if self.has(loan.sequence.block_hashes, number):  # the blocks before it are cached
+                loan.adopted.add(number)
 
     def end_loan(self, loan: Loan) -> None:
         self._loans.remove(loan)

@@ -10,7 +10,7 @@ A prompt waits for a read only as long as that is expected to save time."""
 import logging
 import math
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -220,9 +220,9 @@ class DiskTier:
             common = sum(map(eq, hashes.digests, same.sequence.block_hashes.digests))
             end = min(tokens[1], same.tokens[1], common * self._size)
             return Wait(same, True, (tokens[0], end), deadline_s)
-        if any(other.is_cancelled for other in self._running):
+        if any(now - other.given_up_s > RETRY_S for other in self._running):
             # The disk still uses memory of reads that were given up. More of it may never end.
-            return Wait(miss=MissReason.DISK_LATE)
+            return Wait(miss=miss or MissReason.DISK_LATE)
         nbytes = sum(record.nbytes for record in map(self._store.find, keys) if record is not None)
         limit_s = computing_s * (1 if self._is_read_in_order else LATE_PART) - READ_LATENCY_S
         if computing_s and nbytes / self._bytes_per_s > limit_s:
@@ -402,13 +402,21 @@ class DiskTier:
             for n in group.needed(position):
                 key = self._key(sequence.block_hashes, number, n)
                 if self._store.find(key) is None:
-                    self._due.setdefault(key, (number, sequence, n))
-        while len(self._due) > MOST_DUE:
-            oldest = next(iter(self._due.values()))[1]
-            if oldest is sequence:
-                self._due.popitem()  # its end is of no use without its beginning
-            else:
-                self._due = OrderedDict(at for at in self._due.items() if at[1][1] is not oldest)
+                    self._due[key] = number, sequence, n  # of the newest one that needs it
+        if len(self._due) > MOST_DUE:
+            self._forget_due()
+
+    def _forget_due(self) -> None:
+        """Forget records that wait to be written, those of the oldest sequences first, and then the
+        last ones: an end without its beginning is of no use."""
+        counts = Counter(sequence for _, sequence, _ in self._due.values())
+        total, gone = len(self._due), set[CachedSequence]()
+        for sequence in sorted(counts, key=lambda each: each.seq_id)[:-1]:
+            if total > MOST_DUE * 7 / 8:  # so that this is not done for each further record
+                gone.add(sequence)
+                total -= counts[sequence]
+        due = [(key, item) for key, item in self._due.items() if item[1] not in gone]
+        self._due = OrderedDict(due[:MOST_DUE])
 
     def _take_due(self, now: float) -> None:
         while self._systems and self._systems[0][0] <= now:

@@ -226,6 +226,25 @@ def test_of_records_that_wait_to_be_written_the_oldest_are_forgotten(
     assert cache.live(longest) == 4 * TOKENS, "its beginning"
 
 
+def test_what_a_newer_sequence_shares_with_a_forgotten_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product, "MOST_DUE", 10)
+    cache = Cache(tmp_path, heaps=8)
+    cache.workers.holds = lambda: True
+    older, newer = ([*range(3 * TOKENS), *[n] * (n * TOKENS + 3)] for n in (4, 2))
+    for ids in (older, newer, [8] * (3 * TOKENS + 3)):
+        cache.live(ids)
+        cache.tier.write_ends_now()
+    cache.tier._writing = None  # the first batch is that of the older one: it is not written
+    cache.workers.jobs.clear()
+    cache.workers.holds = lambda: False
+    cache.after(1)
+    hashes = cache.hashes(newer)
+    assert all(cache.store.find(cache.tier._key(hashes, 0, n)) for n in range(5))
+    assert cache.stats.written_bytes == 8 * BLOCK
+
+
 def test_what_memory_has_lost_is_not_written_and_delays_nothing(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
     cache.live()
@@ -382,6 +401,58 @@ def test_a_prompt_that_reads_twice_has_the_time_of_one(tmp_path: Path, blocks: i
     assert cache.tier.forget(2) is MissReason.DISK_LATE
 
 
+@pytest.mark.parametrize("first_leaves", [True, False])
+@pytest.mark.parametrize("in_flight", [2, 3, 5, 7])
+def test_a_prompt_reads_its_own_while_transfers_of_the_other_one_end(
+    tmp_path: Path, in_flight: int, first_leaves: bool
+) -> None:
+    """The other one was aborted, or a record of its own was broken."""
+    cache = Cache(tmp_path, heaps=9)
+    first, other = ([*range(2 * TOKENS), *[n] * (6 * TOKENS + 3)] for n in (1, 2))
+    cache.live(first)
+    cache.live(other)
+    cache.after(60)
+    cache = cache.restarted()
+    cache.workers.holds = lambda: len(cache.workers.jobs) <= 6
+    assert cache.waits(1, first)
+    assert cache.waits(2, other)
+    cache.tier._running[0].begun.add((0, in_flight))
+    if first_leaves:
+        cache.kv.stop_waiting(1)
+    else:
+        cache.tier._give_up(cache.tier._running[0], MissReason.DISK_FAILED)
+    settle(cache.kv, cache.memory)
+    assert cache.waits(2, other)
+    cache.workers.holds = lambda: False
+    for _ in range(2):
+        settle(cache.kv, cache.memory)
+        cache.waits(2, other)
+    assert cache.live(other) == 8 * TOKENS
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
+def test_a_state_is_shared_though_a_prompt_left_before_its_blocks_were_read(
+    tmp_path: Path, blocks: int
+) -> None:
+    ids = [*range(blocks * TOKENS), 3]
+    cache = Cache(tmp_path, stage=Stage())
+    cache.live(ids)
+    cache.after(60)
+    cache = cache.restarted(stage=Stage())
+    cache.workers.holds = lambda: True
+    assert cache.waits(1, ids)
+    assert cache.waits(2, ids)
+    last = cache.workers.jobs.pop()
+    cache.workers.results.append(last())
+    settle(cache.kv, cache.memory)
+    assert (1, blocks - 1) not in cache.tier._running[0].outstanding, "the state was read"
+    cache.kv.stop_waiting(2)
+    cache.workers.holds = lambda: False
+    settle(cache.kv, cache.memory)
+    assert not cache.waits(1, ids)
+    assert cache.live(ids) == blocks * TOKENS
+
+
 def test_a_prompt_joins_a_reading_of_which_others_have_taken_a_part(tmp_path: Path) -> None:
     cache = Cache(tmp_path, heaps=8)
     cache.live(LONGER)
@@ -447,6 +518,7 @@ def test_a_read_that_ends_in_no_time_pins_what_its_threads_use_alone(written: Ca
     cache.clock.now += product.UNKNOWN_LATE_S + 0.1
     assert not cache.waits(1)
     assert cache.tier.forget(1) is MissReason.DISK_LATE
+    cache.clock.now += product.RETRY_S + 0.01
     for number, ids in ((2, IDS), (3, OTHER)):
         assert not cache.waits(number, ids), "the disk still uses memory of the last read"
         assert cache.tier.forget(number) is MissReason.DISK_LATE
