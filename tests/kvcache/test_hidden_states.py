@@ -8,9 +8,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
+from kvcache.block_hashes import PrefixSalt
 from kvcache.groups.hidden import MOST_STALE, HiddenGroup
 from kvcache.hidden import HiddenRecord, HiddenRow, HiddenRows
 from kvcache.manager import KVCacheManager
+from kvcache.sequences import NO_BOUNDARIES, CachedSequence
 from tests.kvcache.managers import TOKENS, join, manager, paged
 from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.strict_states import STATES, StrictStates
@@ -166,6 +168,30 @@ def test_a_hidden_state_comes_back_from_a_file_with_its_dtype(
         file.truncate(9)
         with pytest.raises(OSError, match="Input/output"):
             back.read(file.fileno())
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_hidden_state_from_a_file_is_shared_once_a_prompt_can_begin_there(
+    number: int, tmp_path: Path
+) -> None:
+    cached = set[bytes]()
+    group, rows = HiddenGroup(TOKENS, 1, cached.__contains__), HiddenRows()
+    rows.array = mx.array([[2.5]])
+    hashes = cache().block_hashes(PrefixSalt())
+    hashes.extend(PROMPT, 0)
+    sequence = CachedSequence(-1, hashes, 0, 0, NO_BOUNDARIES)
+    loan = group.lend_empty(sequence, range(number, number + 1))
+    assert loan is not None
+    with (tmp_path / "record").open("w+b") as file:
+        checksum = HiddenRecord.of(HiddenRow(rows, 0)).write(file.fileno())
+        assert loan.read(number, file.fileno()) == checksum
+    group.adopt(loan, [number])
+    assert not group.has(hashes, number), "its block is not cached"
+    assert not loan.adopted
+    cached.add(hashes.digests[number])
+    group.adopt(loan, [number])
+    assert group.has(hashes, number)
+    assert loan.adopted == {number}
 
 
 def test_a_hidden_state_on_a_full_disk_is_an_error(
