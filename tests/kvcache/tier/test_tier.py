@@ -687,6 +687,22 @@ def test_a_state_that_was_evicted_is_not_lent(tmp_path: Path) -> None:
     assert cache.kv._groups[-1].lend(sequence, [0]) is None
 
 
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
+def test_a_state_that_was_evicted_alone_is_read_alone(tmp_path: Path, blocks: int) -> None:
+    ids, stage = [*range(blocks * TOKENS), 3], Stage()
+    cache = Cache(tmp_path, stage=stage)
+    cache.live(ids)
+    cache.after(60)
+    for digest in cache.hashes(ids).digests:
+        if (slot := stage.pool.find(digest)) is not None:
+            stage.pool.forget(slot, evicted=True)
+    assert cache.waits(1, ids)
+    settle(cache.kv, cache.memory)
+    assert not cache.waits(1, ids)
+    assert cache.stats.read_bytes == SLOT_BYTES
+    assert cache.live(ids) == blocks * TOKENS
+
+
 def test_the_writer_looks_at_the_folder_while_it_has_nothing_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
