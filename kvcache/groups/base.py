@@ -197,7 +197,7 @@ class KVGroup(ABC):
         ascending. Those that no sequence can begin at yet are not adopted."""
 
     def cut_loan(self, loan: Loan, end: int) -> None:  # noqa: B027  # it has one record
-        """Unpin what a loan needs for records from ``end`` on alone: no thread uses it."""
+        """Unpin the memory of a loan's records from number ``end`` on, which no thread uses."""
 
     @abstractmethod
     def end_loan(self, loan: Loan) -> None:

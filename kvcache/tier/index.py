@@ -119,8 +119,8 @@ class Books:
         """Return the records of least worth that hold ``nbytes`` together, or all."""
 
         def worth(record: Record) -> tuple[float, int]:
-            # Seconds saved per byte, divided by the seconds since the last use. A time to
-            # come was a wrong clock's.
+            # Seconds saved per byte, divided by the seconds since the last use. A wrong clock may
+            # have put that use in the future.
             age_s = abs(now - self.last_use[record.key])
             return record.saves_s / max(1, record.nbytes) / (1 + age_s), -record.depth
 

@@ -377,8 +377,8 @@ class RecordStore:
             time.sleep(LOCK_POLL_S)
 
     def _check_folder(self) -> None:
-        """Find nothing any more if the folder was removed, or emptied and filled by others. Raises
-        OSError then: a folder that is there again is used from the next start on."""
+        """Raises OSError if the folder was removed, or emptied and filled by others. No record is
+        found then. The next call reads a folder that has come back."""
         for name, file in ("lock", self._lock), ("records", self._records):
             try:
                 is_same = os.path.samestat(os.stat(self._path / name), os.fstat(file))

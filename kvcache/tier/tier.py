@@ -49,8 +49,8 @@ NEWEST_WEIGHT, FORGIVENESS = 0.5, 1.1
 MOST_DUE = 8192
 # How long to wait before memory that was short is looked at again.
 RETRY_S = 0.05
+# Seconds between two looks at running transfers: while a prompt or memory waits for one, and later.
 BUSY_POLL_S = 0.005
-# The same while a transfer runs that nobody waits for any more.
 LATE_POLL_S = 1.0
 # A rest is looked at again after this long at the latest, because others may have cleared the disk.
 LONGEST_REST_S = 60.0
@@ -75,7 +75,7 @@ def tenant_tag(tenant: bytes) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class DiskRead:
-    """The reading of what prompts need to begin at a later position."""
+    """Records that are read into memory for one prompt, and for guests with the same beginning."""
 
     sequence: CachedSequence
     keys: frozenset[bytes]
@@ -235,7 +235,7 @@ class DiskTier:
         return Wait(read, False, tokens, deadline_s)
 
     def _has_served(self, wait: Wait) -> bool:
-        """Return True if a guest has got from a read what it can."""
+        """Return True if a guest's read has ended, or has brought all blocks that both share."""
         read = wait.read
         if read is None or not wait.is_guest:
             return False
@@ -381,7 +381,7 @@ class DiskTier:
             self._systems.append((now + RETRY_S, sequence, sequence.system_blocks))
 
     def _discard(self, sequence: CachedSequence) -> None:
-        """Remove the records of what a sequence that failed has computed: it may be wrong."""
+        """Remove the records of the blocks that a failed sequence computed: they may be wrong."""
         hashes = sequence.block_hashes
         first = len(hashes.digests) if sequence.first_own is None else sequence.first_own
         groups, numbers = range(len(self._groups)), range(first, len(hashes.digests))
