@@ -88,6 +88,11 @@ class BlockAllocator:
     def may_map(self) -> bool:
         return self._maps_while_running or self.is_at_mapping_point
 
+    def ask_to_map(self) -> bool:
+        """Return True if mappings may change now. Else ask for a mapping point."""
+        self.wants_mapping_point = self.wants_mapping_point or not self.may_map
+        return self.may_map
+
     def map_shared(self, own: SequenceBlocks, blocks: list[Block]) -> bool:
         """Map other sequences' sealed blocks read-only. Return False if the system refuses, or if
         mappings may not change because a step runs."""

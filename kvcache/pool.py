@@ -324,12 +324,12 @@ class HeapPool:
     def check_invariants(self) -> None:
         assert len(self.heaps) <= self._max_heaps
         assert self.used_blocks <= self._limit_blocks
+        states = b"".join(heap.states() for heap in self.heaps)
         for state in BlockState:
-            counted = sum(heap.states().count(state) for heap in self.heaps)
-            assert counted == self._counts[state], f"{state.name}: {counted} blocks"
+            assert states.count(state) == self._counts[state], state.name
         dirty_free = 0
         for number, heap in enumerate(self.heaps):
-            assert list(heap.free_map) == [block.can_be_taken for block in heap.blocks]
+            assert heap.free_map == bytes(block.can_be_taken for block in heap.blocks)
             assert heap.free == 0 or number in self._by_free[heap.free]
             dirty_free += sum(b.dirty for b in heap.blocks if b.state is BlockState.FREE)
         assert dirty_free == self._dirty_free

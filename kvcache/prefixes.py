@@ -187,15 +187,17 @@ class BlockIndex:
         return [gone for gone in following if gone.state is BlockState.CACHED]
 
     def _following(self, hashes: BlockHashes, number: int) -> list[Block]:
-        """Return the block with this number and all that continue its prefix. That block, and
-        others between, may have been evicted."""
+        """Return the block with this number and all that continue its prefix, or may: of a window,
+        only the newest blocks are read from files, and what came before them is not known here.
+        That block, and others between, may have been evicted."""
         follows = dict.fromkeys(hashes.digests[number : number + 1], True)
         for block in self._blocks.values():
-            path, prefix = list[bytes](), block.prefix
+            path, prefix, first = list[bytes](), block.prefix, 0
             while prefix is not None and prefix.digest not in follows:
                 path.append(prefix.digest)
-                prefix = prefix.before
-            follows |= dict.fromkeys(path, prefix is not None and follows[prefix.digest])
+                first, prefix = prefix.number, prefix.before
+            may_follow = first > number if prefix is None else follows[prefix.digest]
+            follows |= dict.fromkeys(path, may_follow)
         return [block for digest, block in self._blocks.items() if follows[digest]]
 
     def explain(self, hashes: BlockHashes, matched: int) -> tuple[int, MissReason | None]:

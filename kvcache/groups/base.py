@@ -184,8 +184,8 @@ class KVGroup(ABC):
 
     @abstractmethod
     def lend(self, sequence: CachedSequence, numbers: Sequence[int]) -> Loan | None:
-        """Pin records that are in memory, to be written. Return None if some are not, or if memory
-        or mappings are short now."""
+        """Pin records that are in memory, to be written. Their numbers ascend. Return None if some
+        are not there, or if memory or mappings are short now."""
 
     @abstractmethod
     def lend_empty(self, sequence: CachedSequence, numbers: range) -> Loan | None:

@@ -4,7 +4,7 @@ A sequence at a position needs all blocks from a first one on: here from the beg
 a window (window.py) need fewer."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvcache.allocator import MAP_AHEAD_TOKENS, BlockAllocator
 from kvcache.backends.backend import PageBackend, Releases, Segment
@@ -286,9 +286,7 @@ class FullGroup(KVGroup):
         blocks = [block for block in cached if block is not None]
         # No block is evicted while one behind it is in use: those between them are used, too.
         used = {*blocks, *self._blocks_before(sequence.block_hashes, numbers[-1])}
-        evictable = sum(block.state is BlockState.CACHED for block in used)
-        fits = evictable <= self.allocator.available_blocks
-        if len(blocks) < len(numbers) or not fits or not self.allocator.may_map:
+        if len(blocks) < len(numbers) or not self._can_use(used) or not self.allocator.may_map:
             return None
         buffer = self.buffers.take(blocks)
         if buffer is None:
@@ -303,19 +301,26 @@ class FullGroup(KVGroup):
 
     def lend_empty(self, sequence: CachedSequence, numbers: range) -> Loan | None:
         """Map free blocks at the places that they will have in sequences."""
-        if not self.allocator.may_map:
-            self.allocator.wants_mapping_point = True
+        if not (self.allocator.ask_to_map() and self._can_use([], len(numbers))):
             return None
-        buffer = self.buffers.take([])
+        before = self._blocks_before(sequence.block_hashes, numbers.start)
+        buffer = self.buffers.take([]) if self._can_use(before, len(numbers)) else None
         if buffer is None:
             return None
         own = SequenceBlocks(sequence, buffer)
         if numbers.start:
             self.buffers.leave(buffer, numbers.start)
-        if not self.allocator.grow(own, numbers.stop * self._size):
-            self.buffers.free(buffer)
-            return None
-        return self._pinned(self._loan(own, numbers), numbers.start)
+        # Pin them first: to get memory, the least recently used blocks are evicted.
+        loan = self._pinned(self._loan(own, numbers), numbers.start)
+        if loan is None or self.allocator.grow(own, numbers.stop * self._size):
+            return loan
+        self.end_loan(loan)
+        return None
+
+    def _can_use(self, cached: Iterable[Block], more: int = 0) -> bool:
+        """Return True if these blocks can be used, and ``more`` others taken."""
+        evictable = sum(block.state is BlockState.CACHED for block in cached)
+        return evictable + more <= self.allocator.available_blocks
 
     def _loan(self, own: SequenceBlocks, numbers: Sequence[int]) -> Loan:
         places = {number: place for place, number in enumerate(numbers, own.table.first)}
@@ -351,15 +356,19 @@ class FullGroup(KVGroup):
         """Pin the cached blocks before this number: none counts as one that can be evicted while
         one behind it is in use. Return False if one is missing, or others have reserved it."""
         hashes, pinned = loan.sequence.block_hashes, self._loans[loan]
+        table, index = loan.memory.table, self.prefixes.index
+        if pinned and (pinned[-1] or table.at(len(pinned) - 1)).prefix is None:
+            return False  # their sequence has failed: others may compute them anew
         for number in range(len(pinned), end):
             own = number in loan.adopted
-            block = None if own else self.prefixes.index.find(hashes, number)
-            cached = block is not None and block.state is BlockState.CACHED
-            if (block is None and not own) or (cached and self.allocator.available_blocks <= 0):
+            block = table.at(number) if own else index.find(hashes, number)
+            if block is None or block.prefix is None:
                 return False
-            if block is not None:
+            if block.state is BlockState.CACHED and self.allocator.available_blocks <= 0:
+                return False
+            if not own:
                 self._use(block)
-            pinned.append(block)
+            pinned.append(None if own else block)
         return True
 
     def adopt(self, loan: Loan, numbers: Collection[int]) -> None:
@@ -371,16 +380,22 @@ class FullGroup(KVGroup):
         buffer = loan.memory.buffer
         kept = max(end, buffer.table.first)
         last = self.buffers.unmap_last(buffer, buffer.table.end - kept)
-        pinned = [] if loan.adopted else [b for b in self._loans[loan] if b is not None]
-        if pinned:
-            self._loans[loan].clear()
-        self.pool.detach([*last, *pinned])
+        pinned = [] if loan.adopted else self._unpinned(loan)
+        self.pool.detach(last)
         self.prefixes.cache_or_free([*last, *pinned])
 
     def end_loan(self, loan: Loan) -> None:
-        pinned = [block for block in self._loans.pop(loan) if block is not None]
-        self.pool.detach([*loan.memory.buffer.held, *pinned])
+        pinned = self._unpinned(loan)
+        self.pool.detach(loan.memory.buffer.held)
+        del self._loans[loan]
         self._closed.append(ClosedSequence(loan.memory, self._completed_epoch, pinned=pinned))
+
+    def _unpinned(self, loan: Loan) -> list[Block]:
+        """Detach a loan from the blocks before its own. Return them: their memory is still used."""
+        pinned = [block for block in self._loans[loan] if block is not None]
+        self._loans[loan].clear()
+        self.pool.detach(pinned)
+        return pinned
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -465,8 +480,8 @@ class FullGroup(KVGroup):
         buffers = pinned + Counter(block for own in all_sequences for block in own.buffer.held)
         findable = 0
         for block in self.pool.blocks():
-            assert block.sequences == users[block], f"{block}: sequences"
-            assert block.buffers == buffers[block], f"{block}: buffers"
+            assert block.sequences == users.get(block, 0), f"{block}: sequences"
+            assert block.buffers == buffers.get(block, 0), f"{block}: buffers"
             _check_block(block)
             findable += block.prefix is not None
         assert findable == len(self.prefixes.index)

@@ -171,7 +171,8 @@ class HiddenGroup(KVGroup):
     # --- records in files -------------------------------------------------------------------------
 
     def has(self, hashes: BlockHashes, number: int) -> bool:
-        return hashes.digests[number] in self._cached
+        digest = hashes.digests[number]
+        return digest in self._cached and self._can_begin(digest)
 
     def lend(self, sequence: CachedSequence, numbers: Sequence[int]) -> Loan | None:
         row = self._cached.get(sequence.block_hashes.digests[numbers[0]])
@@ -196,8 +197,9 @@ class HiddenGroup(KVGroup):
         for number in numbers:
             digest = loan.sequence.block_hashes.digests[number]
             if self._can_begin(digest):
-                self._cached.setdefault(digest, loan.memory.row())
+                self._cached[digest] = loan.memory.row()
                 loan.adopted.add(number)
+        self._most_cached = max(self._most_cached, len(self._cached))
 
     def end_loan(self, loan: Loan) -> None: ...
 

@@ -398,7 +398,7 @@ class StateGroup(KVGroup):
 
     def lend(self, sequence: CachedSequence, numbers: Sequence[int]) -> Loan | None:
         slot = self.pool.find(sequence.block_hashes.digests[numbers[0]])
-        if slot is None:
+        if slot is None or not self._has_spare:
             return None
         slot.holders += 1
         return self._loan(sequence, numbers, slot)

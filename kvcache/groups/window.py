@@ -37,6 +37,21 @@ class WindowGroup(FullGroup):
     def _pin_before(self, loan: Loan, end: int) -> bool:
         return True  # any block can be evicted
 
+    def lend_empty(self, sequence: CachedSequence, numbers: range) -> Loan | None:
+        if not self.allocator.ask_to_map():
+            return None
+        hashes, wide = sequence.block_hashes, self.group.blocks_for(self.group.window)
+        around = range(self._first(numbers.stop), min(numbers.stop + wide, len(hashes.digests)))
+        window = [b for n in around if (b := self.prefixes.index.find(hashes, n)) is not None]
+        if not self._can_use(window, len(numbers)):
+            return None
+        for block in window:  # so that none is evicted for the rest of the window
+            self._use(block)
+        loan = super().lend_empty(sequence, numbers)
+        self.pool.detach(window)
+        self.prefixes.cache_or_free(window)
+        return loan
+
     def _spares(self, sequence: CachedSequence, number: int) -> bool:
         return True  # it is in the newest window
 
@@ -66,8 +81,7 @@ class WindowGroup(FullGroup):
             return False
         jumps = first > own.table.end
         if jumps:
-            if not self.allocator.may_map:
-                self.allocator.wants_mapping_point = True
+            if not self.allocator.ask_to_map():
                 return False
             self.buffers.leave(buffer, first)
         attached = super()._attach(own, blocks, position)

@@ -189,9 +189,16 @@ def test_a_hidden_state_from_a_file_is_shared_once_a_prompt_can_begin_there(
     assert not group.has(hashes, number), "its block is not cached"
     assert not loan.adopted
     cached.add(hashes.digests[number])
+    group._cached.update((bytes([stale]), HiddenRow(rows, 0)) for stale in range(MOST_STALE))
     group.adopt(loan, [number])
     assert group.has(hashes, number)
     assert loan.adopted == {number}
+    group.check_invariants()
+    group._cached[hashes.digests[number]] = HiddenRow(HiddenRows(), 0)  # of one that has failed
+    group.adopt(loan, [number])
+    assert group._cached[hashes.digests[number]].rows.array.item() == 2.5
+    cached.clear()
+    assert not group.has(hashes, number), "its block was evicted, or may be wrong"
 
 
 def test_a_hidden_state_on_a_full_disk_is_an_error(
