@@ -353,6 +353,7 @@ def open_records(config: EngineConfig) -> RecordStore | None:
         folder = prefixes_folder(config.disk_folder)
         held = usual_held_bytes(folder) if config.disk_bytes is None else config.disk_bytes
         store = RecordStore(folder, TierLimits(held, per_hour=config.disk_hourly_bytes))
+        store.shrink()
         held_now = gib(store.held_bytes)
         log.info("prefixes on disk: %s, at most %s, %s held", folder, gib(held), held_now)
         return store

@@ -36,6 +36,9 @@ class Record:
     checksum: int = 0  # CRC-32C of the bytes, known once the file is filled
 
 
+NOTHING = Record(bytes(32), bytes(16), bytes(16), 0, 0.0, 0)
+
+
 class Kind(IntEnum):
     """What an entry says."""
 
@@ -51,11 +54,17 @@ def encode(kind: Kind, time_s: float, record: Record) -> bytes:
     return zlib.crc32(data).to_bytes(4, "little") + data
 
 
+def is_whole(data: bytes) -> bool:
+    """Tell whether these bytes are an entry of any format."""
+    checksum = int.from_bytes(data[:4], "little")
+    return len(data) == LAYOUT.size and zlib.crc32(data[4:]) == checksum
+
+
 def decode(data: bytes) -> tuple[Kind, float, Record] | None:
     """Return None for an entry that is damaged. Raises ValueError for another format."""
-    checksum, version, kind, time_s, *values = LAYOUT.unpack(data)
-    if zlib.crc32(data[4:]) != checksum:
+    if not is_whole(data):
         return None
+    _, version, kind, time_s, *values = LAYOUT.unpack(data)
     if version != FORMAT:
         raise ValueError("the index is of another format")
     return Kind(kind), time_s, Record(*values)
@@ -71,7 +80,6 @@ class Books:
     """Bytes by slot of SLOT_S."""
     held_bytes: int = 0
     entries: int = 0
-    wrong_entries: int = 0
 
     def take(self, data: bytes) -> int:
         """Take over entries up to the last one that is whole. Return their bytes; what follows was
@@ -81,7 +89,6 @@ class Books:
         while entries and entries[-1] is None:
             entries.pop()
         self.entries += len(entries)
-        self.wrong_entries += entries.count(None)
         for entry in entries:
             if entry is not None:
                 self._apply(*entry)
@@ -104,16 +111,21 @@ class Books:
             self.written[slot] = self.written.get(slot, 0) + record.nbytes
 
     def compacted(self, now: float) -> bytes:
-        """Return entries that say the same as all until now, or nothing if more than half do."""
-        if self.entries <= max(COMPACT_ENTRIES, 2 * (len(self.records) + len(self.written))):
-            return b""
-        nothing = Record(bytes(32), bytes(16), bytes(16), 0, 0.0, 0)
+        """Return anew(), or nothing if more than half of all entries would be in it."""
+        live = len(self.records) + len(self._slots(DAY_S, now))
+        return self.anew(now) if self.entries > max(COMPACT_ENTRIES, 2 * live) else b""
+
+    def anew(self, now: float) -> bytes:
+        """Return entries that say the same as all until now."""
         sums = [(slot * SLOT_S, nbytes) for slot, nbytes in self._slots(DAY_S, now)]
-        counts = [encode(Kind.WRITTEN, at, replace(nothing, nbytes=nbytes)) for at, nbytes in sums]
+        counts = [encode(Kind.WRITTEN, at, replace(NOTHING, nbytes=nbytes)) for at, nbytes in sums]
         uses = self.last_use
         return b"".join(
             counts + [encode(Kind.KEEP, uses[key], one) for key, one in self.records.items()]
         )
+
+    def is_ahead(self, now: float) -> bool:
+        return max(self.written, default=0) > now // SLOT_S
 
     def cheapest(self, nbytes: int, now: float) -> list[Record]:
         """Return the records of least worth that hold ``nbytes`` together, or all."""
@@ -142,11 +154,8 @@ class Books:
 
     def _slots(self, window_s: int, now: float) -> list[tuple[int, int]]:
         """Return slots that reach into a window, and their bytes, the oldest first. What a clock
-        that was wrong wrote in the future counts as written now. Forgets what is past a day."""
-        first, last = int((now - DAY_S) // SLOT_S), int(now // SLOT_S)
-        slots: dict[int, int] = {}
-        for slot, nbytes in self.written.items():
-            if slot >= first:
-                slots[min(slot, last)] = slots.get(min(slot, last), 0) + nbytes
-        self.written = slots
-        return sorted(each for each in slots.items() if each[0] >= int((now - window_s) // SLOT_S))
+        that was wrong wrote in the future counts as written now, from now on."""
+        first, last = int((now - window_s) // SLOT_S), int(now // SLOT_S)
+        for slot in [one for one in self.written if one > last]:
+            self.written[last] = self.written.get(last, 0) + self.written.pop(slot)
+        return sorted(each for each in self.written.items() if each[0] >= first)

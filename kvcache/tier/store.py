@@ -4,13 +4,15 @@
 synced before its entry, and a removal is in the index before the file goes: a file without an entry
 is garbage, an entry without a file is a miss, and a process may be killed at any moment. The file
 ``lock`` is locked while the index changes, never while bytes of records move. A file that is being
-filled is locked itself, so that nobody takes it for garbage.
+filled is locked itself, so that nobody takes it for garbage. ``lock`` has MARK in it, too: a folder
+of the user's own files is refused before anything in it changes.
 """
 
 import errno
 import fcntl
 import math
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -23,7 +25,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
 
-from kvcache.tier.index import DAY_S, HOUR_S, Books, Kind, Record, encode
+from kvcache.tier.index import DAY_S, HOUR_S, LAYOUT, NOTHING, Books, Kind, Record, encode, is_whole
 
 BURST_BYTES = 1 << 30
 # By default a folder holds a tenth of the free space and its own bytes, at most HELD_BYTES.
@@ -35,9 +37,12 @@ TMUTIL_S = 30.0
 # How long to wait for a process that holds the lock, and how often to look.
 LOCK_LIMIT_S, LOCK_POLL_S = 10.0, 0.005
 MAX_NAME_BYTES = 1024
+MARK = b"quire keeps prefixes in this folder\n"
+TAG, KEY = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{64}")
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-READ = os.O_RDONLY | os.O_NOFOLLOW
-GROWING = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe of this name would wait
+MARKING = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+GROWING = MARKING | os.O_APPEND
 NAMING = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
 NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 NO_WAIT = fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -145,6 +150,8 @@ class RecordStore:
         self._mutex = threading.RLock()
         self._books, self._end = Books(), 0
         self._uses: dict[bytes, float] = {}
+        self._names: dict[bytes, str] = {}
+        self._wasted = b""  # entries of bytes written in vain, which the index did not take
         self._credit_bytes, self._credit_at = float(BURST_BYTES), clock()
         self._failed_at = -math.inf
         self._files, self._index_file = ExitStack(), ExitStack()
@@ -153,6 +160,9 @@ class RecordStore:
             self._open_folder()
             with self._locked():
                 self._sweep(ORPHAN_S)
+                if self._books.is_ahead(now := clock()):
+                    with suppress(OSError):  # else each process counts it from its own start on
+                        self._replace_index(self._books.anew(now))
         except BaseException:
             self._files.close()
             raise
@@ -208,14 +218,10 @@ class RecordStore:
             with self._locked():
                 self._make_room(nbytes)  # another process may have written meanwhile
                 self._append(Kind.ADD, done)
-                if fewer := self._books.compacted(self._clock()):
-                    self._replace_index(fewer)
+                self._compact()
             return nbytes
         except OSError as error:
-            with suppress(OSError), self._locked():
-                for one, _, _ in begun:
-                    if self.find(one.key) is None:  # else its entry stands in the index after all
-                        self._unlink(one.key)
+            self._undo(begun)
             self._failed_at = self._clock()
             reason = f"{self._path}: {error.strerror}, nothing is written for {REST_S:.0f} s"
             return WriteFailure(reason, REST_S)
@@ -262,6 +268,7 @@ class RecordStore:
 
     def name_model(self, tag: bytes, name: str) -> None:
         """Name a model for people. Without a disk that takes it, it has no name."""
+        self._names[tag] = name
         with suppress(OSError), self._opened(tag.hex(), NAMING, self._folder) as file:
             self._system.write(file, name.encode())
 
@@ -270,9 +277,16 @@ class RecordStore:
         with suppress(OSError), self._locked():
             pass
 
+    def shrink(self) -> None:
+        """Remove what is above the bound, as one that was lowered leaves it. Opening does not:
+        whoever only looks may have another bound."""
+        with suppress(OSError), self._locked():
+            self._make_room(0)
+
     def clear(self, model: bytes | None = None, tenant: bytes | None = None) -> tuple[int, int]:
         """Remove all records, or those of a model, of a tenant, or of both. Return how many, and
-        their bytes. Raises OSError."""
+        their bytes. Of all, only the sums of bytes written stay, and the names that stores which
+        are open have given. Raises OSError."""
         with self._locked():
             every = self._books.records.values()
             gone = [one for one in every if model in (None, one.model)]
@@ -280,12 +294,10 @@ class RecordStore:
             self._remove(gone)
             if model is tenant is None:
                 self._sweep(0.0)
+                for name in filter(TAG.fullmatch, os.listdir(self._folder)):
+                    self._system.unlink(name, dir_fd=self._folder)
+                self._replace_index(self._books.anew(self._clock()))
             return len(gone), sum(one.nbytes for one in gone)
-
-    def remove(self, keys: Sequence[bytes]) -> None:
-        """Remove records, if the disk lets that happen."""
-        with suppress(OSError), self._locked():
-            self._remove([record for key in keys if (record := self.find(key)) is not None])
 
     def verify(self, check: Check) -> dict[ReadResult, list[bytes]]:
         """Read all records. Return the keys by what became of each; broken ones are removed."""
@@ -306,9 +318,14 @@ class RecordStore:
             return Summary(models, books.held_bytes, self.limits.held, hour, day)
 
     def _name(self, tag: bytes) -> str:
-        with suppress(OSError), self._opened(tag.hex(), READ, self._folder) as file:
-            return self._system.pread(file, MAX_NAME_BYTES, 0).decode(errors="replace")
+        with suppress(OSError):
+            return self._head(tag.hex(), MAX_NAME_BYTES).decode(errors="replace")
         return ""
+
+    def _head(self, name: str, nbytes: int) -> bytes:
+        with suppress(FileNotFoundError), self._opened(name, READ, self._folder) as file:
+            return self._system.pread(file, nbytes, 0)
+        return b""
 
     def close(self) -> None:
         """Write what use() has noted. No thread may still read or write."""
@@ -316,6 +333,7 @@ class RecordStore:
             if self._uses:
                 with suppress(OSError), self._locked():
                     self._append(Kind.USE, [])
+                    self._compact()
             self._books, self._uses = Books(), {}
             self._files.close()
 
@@ -330,10 +348,16 @@ class RecordStore:
             reason = "must be a folder of your own, and no link"
             raise RuntimeError(f"{path} {reason}: remove it, or name another place")
         self._folder = keep(self._opened(str(path), FOLDER, None))
+        if not self._is_ours():
+            reason = "has files that are not of quire's prefixes"
+            raise RuntimeError(f"{path} {reason}: name a new or an empty folder")
         with suppress(FileExistsError):
             system.mkdir("records", 0o700, dir_fd=self._folder)
         self._records = keep(self._opened("records", FOLDER, self._folder))
-        self._lock = keep(self._opened("lock", GROWING, self._folder))
+        self._lock = keep(self._opened("lock", MARKING, self._folder))
+        if system.pread(self._lock, len(MARK), 0) != MARK:
+            self._write_all(self._lock, MARK)
+            system.fsync(self._lock)
         for file, mode in (self._folder, 0o700), (self._records, 0o700), (self._lock, 0o600):
             os.fchmod(file, mode)
         self._open_index()
@@ -342,6 +366,16 @@ class RecordStore:
             with suppress(OSError, subprocess.SubprocessError):
                 command = ["/usr/bin/tmutil", "addexclusion", str(path)]
                 system.run(command, capture_output=True, timeout=TMUTIL_S, check=False)
+
+    def _is_ours(self) -> bool:
+        """Tell a folder that is marked, or whose index begins with an entry, or that has no more
+        than what a first opening that was killed leaves."""
+        begun = {self._path / name for name in ("records", "lock", "index")}
+        is_begun = begun.issuperset([*self._path.glob("*"), *self._path.glob("records/*")])
+        # In this order: others that open the folder meanwhile mark it before all other changes.
+        head = self._head("index", LAYOUT.size)
+        mark = self._head("lock", len(MARK))
+        return mark == MARK or is_whole(head) or (is_begun and not head and MARK.startswith(mark))
 
     @contextmanager
     def _opened(self, name: str, flags: int, folder: int | None) -> Iterator[int]:
@@ -396,7 +430,8 @@ class RecordStore:
                 for name in set(os.listdir(folder)) - known:
                     written_at = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
                     is_old = abs(now - written_at) >= older_than_s
-                    if is_old and not self._is_being_filled(name, folder):
+                    is_ours = KEY.fullmatch(name) and name[:2] == shelf
+                    if is_ours and is_old and not self._is_being_filled(name, folder):
                         self._system.unlink(name, dir_fd=folder)
 
     def _open_index(self) -> None:
@@ -413,12 +448,15 @@ class RecordStore:
         is_ours = os.path.samestat(there, os.fstat(self._index))
         if not is_ours or there.st_size < self._end:
             self._open_index()
+            for tag, name in list(self._names.items()):  # a clearing of all removes them
+                self.name_model(tag, name)
         data, size = b"", os.fstat(self._index).st_size - self._end
         while more := self._system.pread(self._index, size - len(data), self._end + len(data)):
             data += more
         # Others find the old entries until the new ones are whole.
         books = self._books if self._end else Books()
         try:
+            books.take(b"" if self._end else self._wasted)
             whole = books.take(data)
         except ValueError:
             self._replace_index(b"")
@@ -438,6 +476,10 @@ class RecordStore:
         self._system.fsync(self._index)
         self._end += self._books.take(data)
 
+    def _compact(self) -> None:
+        if fewer := self._books.compacted(self._clock()):
+            self._replace_index(fewer)
+
     def _write_all(self, file: int, data: bytes) -> None:
         while data:
             data = data[self._system.write(file, data) :]
@@ -449,6 +491,7 @@ class RecordStore:
             self._write_all(file, data)
             self._system.fsync(file)
         self._system.rename("index.new", "index", src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        self._wasted = b""
         self._system.fsync(self._folder)
         self._catch_up()
 
@@ -492,6 +535,23 @@ class RecordStore:
             file = self._system.open(name, NEW, 0o600, dir_fd=folder)
             begun.append((record, fill, file))
             self._system.flock(file, NO_WAIT)
+
+    def _undo(self, begun: list[tuple[Record, Fill, int]]) -> None:
+        """Remove files that have no entry after all. What is in them counts as written."""
+        with self._mutex:
+            lost = {one.key: os.fstat(file).st_size for one, _, file in begun}
+            try:
+                with self._locked():
+                    lost = {key: size for key, size in lost.items() if self.find(key) is None}
+                    for key in lost:
+                        self._unlink(key)
+                    if lost:
+                        self._append(Kind.WRITTEN, [replace(NOTHING, nbytes=sum(lost.values()))])
+            except OSError:
+                waste = replace(NOTHING, nbytes=sum(lost.values()))
+                data = encode(Kind.WRITTEN, self._clock(), waste)
+                self._wasted += data
+                self._books.take(data)
 
     def _is_being_filled(self, name: str, folder: int) -> bool:
         try:

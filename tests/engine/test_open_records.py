@@ -8,6 +8,7 @@ import pytest
 
 from engine.build import open_records
 from tests.engines import CONFIG
+from tests.kvcache.tier.records import record, write
 
 MIB = 1024**2
 
@@ -31,6 +32,20 @@ def test_without_a_bound_it_is_a_part_of_the_disk(tmp_path: Path) -> None:
     assert store is not None
     store.close()
     assert 0 < store.limits.held <= 16 * 1024 * MIB
+
+
+@pytest.mark.parametrize("most", [MIB, 2 * MIB, 3 * MIB, 4 * MIB, 5 * MIB])
+def test_a_start_removes_what_is_above_a_bound_that_was_lowered(tmp_path: Path, most: int) -> None:
+    config = replace(CONFIG, disk_folder=str(tmp_path), disk_bytes=8 * MIB)
+    for bound in (8 * MIB, most):
+        store = open_records(replace(config, disk_bytes=bound))
+        assert store is not None
+        write(
+            store, *(record(number, nbytes=MIB // 2) for number in range(12 if bound > most else 0))
+        )
+        held = store.held_bytes
+        store.close()
+    assert held == most
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,19 @@ def test_what_a_clock_ahead_of_time_wrote_is_no_younger_than_all_else(
     assert kept(store, range(9)) == [2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("most", [0, 1, 3, 9, 10, 11])
+def test_a_bound_that_was_lowered_holds_before_the_next_write(tmp_path: Path, most: int) -> None:
+    limits = TierLimits(most * NBYTES, per_hour=0)
+    writer = RecordStore(tmp_path, ROOMY)
+    write(writer, *map(record, range(10)))
+    store = RecordStore(tmp_path, limits)
+    assert store.summary().held_bytes == 10 * NBYTES, "looking removes nothing"
+    store.shrink()
+    assert store.held_bytes == min(most, 10) * NBYTES
+    writer.refresh()
+    books_are_exact(writer, tmp_path)
+
+
 def test_uses_outlive_a_restart(tmp_path: Path) -> None:
     clock = Clock()
     store = RecordStore(tmp_path, TierLimits(held=2 * NBYTES), clock=clock)
@@ -168,9 +181,44 @@ def test_clear_takes_all_or_those_of_a_model_or_a_tenant(
 def test_clearing_all_takes_garbage_along(tmp_path: Path) -> None:
     store = RecordStore(tmp_path, ROOMY)
     write(store, record(1))
-    (path_of(tmp_path, 1).parent / "left").write_bytes(b"text")
+    shelf = path_of(tmp_path, 1).parent
+    (shelf / (shelf.name + 62 * "0")).write_bytes(b"text")
     store.clear()
     assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize("records", [0, 1, 2, 5, 40])
+def test_clearing_all_leaves_sums_and_the_names_of_running_servers(
+    tmp_path: Path, records: int
+) -> None:
+    running, other = RecordStore(tmp_path, ROOMY), RecordStore(tmp_path, ROOMY)
+    running.name_model(b"m" * 16, "running")
+    other.name_model(b"o" * 16, "secret")
+    other.close()
+    write(running, *map(record, range(records)))
+    (tmp_path / "notes.txt").write_text("of the user")
+    store = RecordStore(tmp_path, ROOMY)
+    store.clear()
+    names = {each.name for each in tmp_path.iterdir()}
+    assert names == {"index", "lock", "records", "notes.txt"}
+    assert (tmp_path / "index").stat().st_size == LAYOUT.size * (records > 0)
+    assert store.summary().hour_bytes == records * NBYTES
+    assert write(running, record(1)) == NBYTES
+    assert [one.name for one in store.summary().models] == ["running"]
+    assert not (tmp_path / (b"o" * 16).hex()).exists()
+
+
+@pytest.mark.parametrize("name", ["help.mp3", "0" * 63, "0" * 65, "0" * 63 + "G", "cd" + "0" * 62])
+@pytest.mark.parametrize("shelf", ["ab", "Beatles"])
+def test_only_what_has_the_name_of_a_record_is_garbage(
+    tmp_path: Path, shelf: str, name: str
+) -> None:
+    store = RecordStore(tmp_path, ROOMY)
+    (tmp_path / "records" / shelf).mkdir()
+    file = tmp_path / "records" / shelf / name
+    file.write_text("of the user")
+    store.clear()
+    assert file.read_text() == "of the user"
 
 
 def rated(folder: Path, clock: Clock, **bounds: int) -> RecordStore:
@@ -242,6 +290,38 @@ def test_a_clock_that_jumps_forbids_nothing_for_longer_than_a_day(
     books_are_exact(store, tmp_path)
 
 
+@pytest.mark.parametrize("ahead_s", [2 * SLOT_S, HOUR_S, DAY_S, 365 * DAY_S, 1e9])
+def test_what_a_clock_ahead_of_time_wrote_binds_new_processes_for_an_hour_and_a_day(
+    tmp_path: Path, ahead_s: float
+) -> None:
+    clock = Clock(1e9 - 1e9 % SLOT_S + ahead_s)
+    bounds = {"per_hour": 2 * NBYTES, "per_day": 3 * NBYTES}
+    write(rated(tmp_path, clock, **bounds), record(0), record(1))
+    clock.now -= ahead_s
+    for n in range(24 * 3):
+        store = rated(tmp_path, clock, **bounds)
+        assert kept(store, range(2)) == [0, 1]
+        one, two = (store.delay_of_write(size * NBYTES) for size in (1, 2))
+        assert (one, two) == (max(0, HOUR_S - n * 1200 + SLOT_S), DAY_S - n * 1200 + SLOT_S)
+        store.close()
+        clock.now += 1200
+
+
+@pytest.mark.parametrize("ahead_s", [26 * HOUR_S, 2 * DAY_S, 30 * DAY_S, 365 * DAY_S, 1e9])
+def test_a_look_by_a_clock_ahead_of_time_forgets_nothing_that_was_written(
+    tmp_path: Path, ahead_s: float
+) -> None:
+    clock = Clock(1e9 - 1e9 % SLOT_S)
+    store = rated(tmp_path, clock, per_hour=2 * NBYTES)
+    write(store, record(0), record(1))
+    clock.now += ahead_s
+    store.delay_of_write(NBYTES)
+    store.summary()
+    clock.now -= ahead_s
+    assert store.delay_of_write(NBYTES) == HOUR_S + SLOT_S
+    assert store.summary().hour_bytes == 2 * NBYTES
+
+
 def test_more_than_the_folder_holds_is_refused(tmp_path: Path) -> None:
     store = RecordStore(tmp_path, TierLimits(held=3 * NBYTES))
     write(store, record(9))
@@ -274,6 +354,23 @@ def test_an_index_of_dead_entries_is_compacted_and_says_the_same(
         assert one._books.last_use[key(57)] == one._books.last_use[key(59)]
         assert one.summary().hour_bytes == 60 * NBYTES
         books_are_exact(one, tmp_path)
+
+
+@pytest.mark.parametrize("records", [1, 2, 5, 9, 10])
+def test_an_index_does_not_grow_while_records_are_only_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int
+) -> None:
+    monkeypatch.setattr(index, "COMPACT_ENTRIES", 20)
+    clock = Clock()
+    write(RecordStore(tmp_path, ROOMY, clock=clock), *map(record, range(records)))
+    for _ in range(40):
+        clock.now += 1
+        store = RecordStore(tmp_path, ROOMY, clock=clock, system=FailingSystem())
+        assert set(store._books.last_use.values()) <= {clock.now - 1}
+        store.use([key(n) for n in range(records)])
+        store.close()
+        assert (tmp_path / "index").stat().st_size <= (22 + records) * LAYOUT.size
+    books_are_exact(RecordStore(tmp_path, ROOMY, clock=clock), tmp_path)
 
 
 def test_all_modes_are_private_and_looser_ones_are_tightened(tmp_path: Path) -> None:
@@ -316,6 +413,43 @@ def test_what_is_no_folder_of_the_user_is_refused(
         RecordStore(tmp_path, ROOMY)
 
 
+def everything(folder: Path) -> dict[Path, tuple[int, float, bytes | bool]]:
+    return {
+        each: (each.lstat().st_mode, each.lstat().st_mtime, each.is_file() and each.read_bytes())
+        for each in (folder, *folder.rglob("*"))
+    }
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["notes.txt"],
+        [".hidden"],
+        ["records/Beatles/help.mp3"],
+        ["records/ab/" + "ab" * 32],
+        ["index"],
+        ["lock"],
+        ["index.new"],
+        ["ab" * 16],
+        ["records/Beatles/help.mp3", "index", "lock"],
+    ],
+)
+@pytest.mark.parametrize("text", ["an index of songs\n" * 99, "x", "\0" * 4])
+def test_a_folder_of_the_users_own_files_is_refused_and_left_as_it_is(
+    tmp_path: Path, names: list[str], text: str
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (1, 1))
+    tmp_path.chmod(0o755)
+    before = everything(tmp_path)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"not of quire's prefixes: name a new or an empty"):
+            RecordStore(tmp_path, ROOMY)
+    assert everything(tmp_path) == before
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_macs_backup_leaves_the_folder_out(tmp_path: Path, fails: bool) -> None:
     commands: list[list[str]] = []
@@ -353,6 +487,7 @@ def test_a_summary_names_models(tmp_path: Path) -> None:
     write(store, record(1), record(2), record(3, model=b"n" * 16))
     store.name_model(b"m" * 16, "a long name")
     store.name_model(b"m" * 16, "größer")
+    (tmp_path / (b"n" * 16).hex()).symlink_to(tmp_path / (b"m" * 16).hex())
     clock.now += 50
     store.use([key(2)])
     summary = store.summary()
@@ -404,7 +539,6 @@ def test_any_life_keeps_what_a_dictionary_keeps(
                 model |= new
                 gone = model.keys() - store._books.records.keys()
                 evicted += len(gone)
-                assert not gone & new.keys() or sum(o.nbytes for o in new.values()) > 0
                 model = {name: one for name, one in model.items() if name not in gone}
             case 3:
                 store.use([one.key for one in some])
