@@ -104,6 +104,7 @@ class KVCacheManager:
         if len(self._open) == self._limits.max_sequences or num_tokens > self._layout.max_tokens:
             return None
         if not all(group.has_room(block_hashes, num_tokens) for group in self._groups):
+            self._note_short()
             return None
         sequence = CachedSequence(seq_id, block_hashes, num_tokens, final_tokens, boundaries)
         longest, wanted = match_all(self._groups, block_hashes, 0)
@@ -117,7 +118,13 @@ class KVCacheManager:
                 return sequence.progress
             if self.wants_mapping_point:
                 break  # sharing can succeed when no step is in flight
+        self._note_short()
         return None
+
+    def _note_short(self) -> None:
+        """Let the tier write with rests, in which its memory can be used for a new sequence."""
+        if self._tier is not None and not self.wants_mapping_point:
+            self._tier.note_short()
 
     def _open_at(self, sequence: CachedSequence, position: int, wanted: int) -> bool:
         """Open a sequence in all groups. Return False and leave no mapping if one group fails."""
@@ -257,6 +264,11 @@ class KVCacheManager:
         read."""
         moving = self._tier is not None and self._tier.recovering
         return moving or any(group.recovering for group in self._groups)
+
+    @property
+    def transfers_may_end(self) -> bool:
+        """True if the tier still reads or writes, and does not seem to hang."""
+        return self._tier is not None and self._tier.transfers_may_end
 
     # --- for the scheduler: prefixes in files -----------------------------------------------------
 

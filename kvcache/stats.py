@@ -41,7 +41,7 @@ class MissReason(Enum):
         "disk_slower",
         "the tokens from there on are on disk, and computing them was expected to be faster",
     )
-    DISK_LATE = "disk_late", "the disk was too slow, so the tokens from there on were computed"
+    DISK_LATE = "disk_late", "the disk was slow or memory short, so tokens from there were computed"
     DISK_FAILED = (
         "disk_failed",
         "a record of the tokens from there on could not be read, so they were computed",
@@ -103,7 +103,7 @@ class KVStats:
     capacity_bytes: int = 0
     free_bytes: int = 0
     live_bytes: int = 0
-    """Bytes of the tokens of open sequences, including tokens of the running step."""
+    """Bytes of tokens of open sequences, with those of the running step, and of writes to disk."""
     partial_tail_bytes: int = 0
     """Bytes at the end of blocks that are only partly filled with live tokens."""
     mapped_ahead_bytes: int = 0

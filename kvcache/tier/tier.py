@@ -58,6 +58,8 @@ LONGEST_REST_S = 60.0
 END_LIMIT_S = 5.0
 # How long others wait for memory of a transfer before they go on as if it never ended.
 TRANSFER_LIMIT_S = 5.0
+# How long the only sequence waits for memory of a transfer before it ends with an error.
+HUNG_S = 60.0
 LOAN_ID = -1
 
 
@@ -147,8 +149,12 @@ class DiskTier:
         """``(due, sequence, position)`` of ends of conversations, by the hash of the last block."""
         self._systems: deque[tuple[float, CachedSequence, int]] = deque()
         """``(due, sequence, position)`` of ends of system prompts."""
+        self._open: set[CachedSequence] = set()
+        """The sequences that may still fail."""
         self._writing: tuple[KVGroup, Loan] | None = None
         self._writing_since = self._writes_at = 0.0
+        self._short_at = -math.inf
+        """When memory was short for the last time."""
         self._bytes_per_s = FIRST_READ_BYTES_PER_S
         self._most_written = MOST_DUE
         self._read_bytes = self._written_bytes = self._failures = 0
@@ -161,12 +167,15 @@ class DiskTier:
         if wait is None or self._has_served(wait):
             sequence = CachedSequence(LOAN_ID, hashes, 0, 0, boundaries)
             wait = self._waits[seq_id] = self._begin(sequence, wait)
+        self._leave_if_late(wait)
+        return wait.read is not None and wait.read.is_waited_for
+
+    def _leave_if_late(self, wait: Wait) -> None:
         if wait.read is None or not wait.read.is_waited_for:
-            return False
+            return
         reached = min(self._reached(wait.read), wait.tokens[1])
         if self._clock() > wait.deadline_s + self._saved_s(wait, reached):
             self._leave(wait, MissReason.DISK_LATE)
-        return wait.read is not None
 
     def forget(self, seq_id: int) -> MissReason | None:
         """Forget a prompt that has begun or ended. Return the reason that less was read."""
@@ -181,14 +190,27 @@ class DiskTier:
     @property
     def recovering(self) -> bool:
         """True if prompts wait for reads, or memory that transfers use will still become free."""
+        return self._may_end(TRANSFER_LIMIT_S)
+
+    @property
+    def transfers_may_end(self) -> bool:
+        """True if the disk reads or writes, and has not done so for very long."""
+        return self._may_end(HUNG_S)
+
+    def _may_end(self, limit_s: float) -> bool:
         since = [read.given_up_s for read in self._running]  # later than now: it is waited for
         since += [] if self._writing is None else [self._writing_since]
-        return any(self._clock() - each < TRANSFER_LIMIT_S for each in since)
+        return any(self._clock() - each < limit_s for each in since)
 
     def give_up_reads(self) -> None:
         """Let all prompts go on without records, because memory is short."""
         for read in [read for read in self._running if read.is_waited_for]:
             self._give_up(read, MissReason.DISK_LATE)
+        self.note_short()
+
+    def note_short(self) -> None:
+        """Note that memory is short: rest between writes, so that what they used becomes free."""
+        self._short_at = self._clock()
 
     def _begin(self, sequence: CachedSequence, before: Wait | None) -> Wait:
         """Begin to read what a prompt lacks, or let it wait for the same reading of another one.
@@ -208,7 +230,7 @@ class DiskTier:
             missing = [n for n in group.needed(position) if not group.has(hashes, n)]
             if missing:
                 wanted[number] = missing
-        keys = [self._key(hashes, *at) for at in pairs(wanted)]
+        keys = [self._key(hashes.digests[n], number) for number, n in pairs(wanted)]
         tokens, now = (start * self._size, position * self._size), self._clock()
         computing_s = self._seconds(*tokens)
         deadline_s = now + (LATE_PART * computing_s or UNKNOWN_LATE_S)
@@ -279,7 +301,7 @@ class DiskTier:
             read.outstanding |= {(number, n) for n in missing}
             self._prepare()
             for n in missing:
-                key = self._key(read.sequence.block_hashes, number, n)
+                key = self._key(read.sequence.block_hashes.digests[n], number)
                 self._workers.read(partial(self._transfer, read, loan, (number, n), key))
 
     def _transfer(
@@ -336,28 +358,29 @@ class DiskTier:
     def _finish_if_done(self, read: DiskRead) -> None:
         if read.outstanding or read.wanted or read not in self._running:
             return
-        self._adopt(read)
-        for number, loan in read.loans.items():
-            self._groups[number].end_loan(loan)
+        self._cut(read)
         self._running.remove(read)
         read.is_waited_for = False
         if read.nbytes:  # else it says nothing about the disk: it may have found no memory
             speed = read.nbytes / max(self._clock() - read.began_s, READ_LATENCY_S)
             self._bytes_per_s += NEWEST_WEIGHT * (speed - self._bytes_per_s)
 
-    def _key(self, hashes: BlockHashes, number: int, n: int) -> bytes:
-        return sha256(self._tag + bytes([number]) + hashes.digests[n]).digest()
+    def _key(self, digest: bytes, number: int) -> bytes:
+        """Return the key of a group's record at the end of the block with this hash."""
+        return sha256(self._tag + bytes([number]) + digest).digest()
 
     def _find(self, hashes: BlockHashes, number: int, n: int) -> bool:
         """Return True if a record is in a file alone. One in memory may have too many sharers."""
-        is_in_memory = self._groups[number].has(hashes, n)
-        return not is_in_memory and self._store.find(self._key(hashes, number, n)) is not None
+        if self._groups[number].has(hashes, n):
+            return False
+        return self._store.find(self._key(hashes.digests[n], number)) is not None
 
     # --- writing --------------------------------------------------------------------------------
 
     def note_hit(self, sequence: CachedSequence, position: int) -> None:
         """Note that a prompt begins at ``position``: its rows were worth keeping. The ends of
         conversations that it continues are no ends any more."""
+        self._open.add(sequence)
         if sequence.block_hashes.salt.may_be_written:
             for digest in sequence.block_hashes.digests:
                 self._ends.pop(digest, None)
@@ -365,10 +388,8 @@ class DiskTier:
 
     def note_end(self, sequence: CachedSequence) -> None:
         """Note that a sequence ends."""
-        if not sequence.block_hashes.salt.may_be_written:
-            return
-        if not sequence.keeps_prefix:
-            self._discard(sequence)
+        self._open.remove(sequence)
+        if not (sequence.keeps_prefix and sequence.block_hashes.salt.may_be_written):
             return
         digests, now = sequence.block_hashes.digests, self._clock()
         last = sequence.boundaries.messages_end or sequence.reserved_tokens - 2
@@ -380,27 +401,12 @@ class DiskTier:
             # The step that filled the last block may not have completed yet.
             self._systems.append((now + RETRY_S, sequence, sequence.system_blocks))
 
-    def _discard(self, sequence: CachedSequence) -> None:
-        """Remove the records of the blocks that a failed sequence computed: they may be wrong."""
-        hashes = sequence.block_hashes
-        first = len(hashes.digests) if sequence.first_own is None else sequence.first_own
-        groups, numbers = range(len(self._groups)), range(first, len(hashes.digests))
-        keys = [self._key(hashes, group, n) for group in groups for n in numbers]
-        for key in keys:
-            self._due.pop(key, None)
-
-        def remove() -> Callable[[], None]:  # behind the batch that is written now
-            self._store.remove(keys)
-            return lambda: None
-
-        self._workers.write(remove)
-
     def _write_later(self, sequence: CachedSequence, position: int, *, rows_only: bool) -> None:
         for number, group in enumerate(self._groups):
             if rows_only and not isinstance(group, FullGroup):
                 continue
             for n in group.needed(position):
-                key = self._key(sequence.block_hashes, number, n)
+                key = self._key(sequence.block_hashes.digests[n], number)
                 if self._store.find(key) is None:
                     self._due[key] = number, sequence, n  # of the newest one that needs it
         if len(self._due) > MOST_DUE:
@@ -430,28 +436,31 @@ class DiskTier:
             return
         batch = self._next_batch()[: self._most_written]
         if not batch:
+            if self._due:  # a sequence has to end first
+                self._writes_at = now + LATE_POLL_S
             return
         number, sequence, _ = self._due[batch[0]]
         group, numbers = self._groups[number], [self._due[key][2] for key in batch]
         loan = group.lend(sequence, numbers)
         if loan is None:
             self._writes_at = now + RETRY_S
+            for key in batch:  # others may have what they need
+                self._due.move_to_end(key)
             return
         self._prepare()
         self._writing, self._writing_since = (group, loan), now
         records = [
-            self._record(key, number, n, loan) for key, n in zip(batch, numbers, strict=True)
+            (self._record(key, number, n, loan), partial(loan.write, n))
+            for key, n in zip(batch, numbers, strict=True)
         ]
-        fills = [partial(loan.write, n) for n in numbers]
-        self._workers.write(
-            partial(self._write_batch, batch, list(zip(records, fills, strict=True)))
-        )
+        self._workers.write(partial(self._write_batch, records))
 
     def _next_batch(self) -> list[bytes]:
-        """Return the keys of records to write together: in memory, of one sequence and group."""
+        """Return the keys of records to write together, ascending: of one sequence and group."""
         batch: list[bytes] = []
         first: tuple[int, CachedSequence, int] | None = None
         gone: list[bytes] = []
+        doubtful: dict[CachedSequence, float] = {}
         for key, item in self._due.items():
             number, sequence, n = item
             if first is not None and item[:2] != first[:2]:
@@ -459,13 +468,28 @@ class DiskTier:
             if not self._groups[number].has(sequence.block_hashes, n):
                 gone.append(key)
                 continue
+            if sequence not in doubtful:
+                doubtful[sequence] = self._first_doubtful(sequence)
+            if n >= doubtful[sequence]:
+                continue
             first = item
             batch.append(key)
             if len(batch) == self._groups[number].most_lent:
                 break
         for key in gone:
             del self._due[key]
-        return batch
+        return sorted(batch, key=lambda key: self._due[key][2])
+
+    def _first_doubtful(self, sequence: CachedSequence) -> float:
+        """Return the number of a sequence's first block that one which is open has computed, or
+        inf. If that one fails, the block and those behind it may be wrong."""
+        digests = sequence.block_hashes.digests
+        first = math.inf
+        for each in self._open:
+            n, others = each.first_own, each.block_hashes.digests
+            if n is not None and n < min(first, len(digests), len(others)):
+                first = n if digests[n] == others[n] else first
+        return first
 
     def _record(self, key: bytes, number: int, n: int, loan: Loan) -> Record:
         end, rows = (n + 1) * self._size, isinstance(self._groups[number], FullGroup)
@@ -473,20 +497,18 @@ class DiskTier:
         tenant = tenant_tag(loan.sequence.block_hashes.salt.tenant)
         return Record(key, self._tag, tenant, loan.nbytes, saves_s, end)
 
-    def _write_batch(
-        self, keys: list[bytes], batch: list[tuple[Record, Fill]]
-    ) -> Callable[[], None]:
+    def _write_batch(self, batch: Sequence[tuple[Record, Fill]]) -> Callable[[], None]:
         """Write records, on another thread. Return what the engine's thread is to do then."""
         nbytes = sum(record.nbytes for record, _ in batch)
         if delay_s := self._store.delay_of_write(nbytes):
-            if math.isinf(delay_s) and len(keys) > 1:
-                return partial(self._note_too_many, len(keys) // 2)
+            if math.isinf(delay_s) and len(batch) > 1:
+                return partial(self._note_too_many, len(batch) // 2)
             return partial(self._note_written, [], 0, delay_s)
         result = self._store.write(batch)
         if isinstance(result, WriteFailure):
             log.warning("prefixes are not written to disk: %s", result.reason)
             return partial(self._note_written, [], 0, result.delay_s, failures=1)
-        return partial(self._note_written, keys, result, 0.0)
+        return partial(self._note_written, [record.key for record, _ in batch], result, 0.0)
 
     def _note_too_many(self, most: int) -> None:
         """Write fewer records together from now on: the bounds never allow so many bytes."""
@@ -501,6 +523,9 @@ class DiskTier:
         group.end_loan(loan)
         self._writing = None
         self._failures += failures
+        if self._clock() - self._short_at < TRANSFER_LIMIT_S:
+            # A batch that follows at once would hide from the scheduler that nothing becomes free.
+            delay_s = max(delay_s, LATE_POLL_S)
         if delay_s:
             self._writes_at = self._clock() + min(delay_s, LONGEST_REST_S)
         self._written_bytes += nbytes
@@ -514,6 +539,8 @@ class DiskTier:
         self._workers.run_results()
         for read in [read for read in self._running if read.wanted]:
             self._lend_empty(read)
+        for wait in self._waits.values():
+            self._leave_if_late(wait)
         now = self._clock()
         self._take_due(now)
         self._write(now)

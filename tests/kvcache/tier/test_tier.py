@@ -13,12 +13,24 @@ from kvcache.allocator import MAP_AHEAD_AT_POINT_TOKENS
 from kvcache.backends.backend import Releases
 from kvcache.block_hashes import BlockHashes, PrefixSalt
 from kvcache.sequences import CachedSequence, PromptBoundaries
+from kvcache.slots import SLOTS_PER_SEQUENCE
 from kvcache.stats import DiskStats, MissReason
 from kvcache.tier import tier as product
 from kvcache.tier import workers
 from kvcache.tier.store import RecordStore, System, TierLimits
 from kvcache.tier.tier import DiskTier
-from tests.kvcache.managers import BLOCK, TOKENS, full_group, grow, join, settle, small_manager
+from tests.kvcache.managers import (
+    BLOCK,
+    TOKENS,
+    full_group,
+    grow,
+    join,
+    manager,
+    settle,
+    small_manager,
+    windowed,
+)
+from tests.kvcache.strict_memory import StrictMemory
 from tests.kvcache.test_state_cache import SLOT_BYTES, Stage
 from tests.kvcache.tier.records import ROOMY, Clock, FailingSystem
 from tests.kvcache.tier.workers import PlayedWorkers
@@ -27,6 +39,21 @@ SALT = PrefixSalt(b"somebody", may_be_written=True)
 IDS = list(range(3 * TOKENS + 4))
 OTHER = [8] * 40
 ENDED = PromptBoundaries(0, messages_end=len(IDS))
+
+
+class Windows:
+    """A small cache for a layer of each kind."""
+
+    def __init__(self, window: int = 8 * TOKENS, heaps: int = 3) -> None:
+        layout = windowed(window=window)
+        self.memories = [StrictMemory(group) for group in layout.groups]
+        budget_bytes = heaps * sum(group.heap_bytes for group in layout.groups)
+        self.kv = manager(layout, [*self.memories], budget_bytes=budget_bytes)
+        self.memory: Any = self
+
+    def complete(self) -> None:
+        for memory in self.memories:
+            memory.complete()
 
 
 @dataclass
@@ -39,8 +66,8 @@ class Cache:
     system: System = field(default_factory=System)
     max_sharers: int = 1000
     memory_changes: dict[str, Any] = field(default_factory=dict)
-    stage: Stage | None = None
-    """A cache with states, in place of the usual one."""
+    stage: "Stage | Windows | None" = None
+    """A cache with states or windows, in place of the usual one."""
     seconds: Callable[[int, int], float] = lambda start, end: float(end - start)
     clock: Clock = field(default_factory=Clock)
     workers: PlayedWorkers = field(default_factory=PlayedWorkers)
@@ -132,28 +159,120 @@ def test_an_end_is_written_once_nobody_has_continued_it_for_a_minute(tmp_path: P
     assert cache.kv.disk_poll_s() == float("inf")
 
 
-@pytest.mark.parametrize("shared", [0, 1, 2, 3])
-@pytest.mark.parametrize("when", ["before", "while", "after"])
-def test_of_what_a_sequence_that_fails_has_computed_nothing_stays_on_disk(
-    tmp_path: Path, shared: int, when: str
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("may_be_written", [True, False])
+@pytest.mark.parametrize("shared", [1, 2, 3, 6, 11])
+def test_what_a_sequence_computes_is_written_once_it_has_ended_well(
+    tmp_path: Path, shared: int, may_be_written: bool, fails: bool
 ) -> None:
-    """It may be wrong, and another prompt may have made it worth keeping."""
-    cache = Cache(tmp_path, heaps=4)
-    cache.live([*IDS[:TOKENS], *[6] * TOKENS, 6])
-    cache.after(60)
-    assert join(cache.kv, 1, IDS, salt=SALT)
-    grow(cache.kv, 1, TOKENS, len(IDS) - TOKENS, IDS)
+    """If it fails, its blocks may be wrong, and those that others have computed from them."""
+    cache = Cache(tmp_path, heaps=8)
+    cache.live(LONGER[: TOKENS + 4])
+    assert cache.after(60) == BLOCK
+    assert join(cache.kv, 1, LONGER, salt=replace(SALT, may_be_written=may_be_written))
+    grow(cache.kv, 1, TOKENS, len(LONGER) - TOKENS, LONGER)
     settle(cache.kv, cache.memory)
-    cache.workers.holds = lambda: when == "while"
-    cache.live([*IDS[: shared * TOKENS], *[7] * TOKENS, 7])
-    if when == "after":
-        assert cache.after(1) == max(0, shared - 1) * BLOCK
-    cache.kv.close(1, keep_prefix=False)
-    cache.workers.holds = lambda: False
-    cache.after(60)
-    keys = [cache.tier._key(cache.hashes(IDS), 0, n) for n in range(3)]
+    other = [*LONGER[: shared * TOKENS], *[7] * 2 * TOKENS, 7]
+    assert cache.live(other) == shared * TOKENS
+    is_sound = shared == 1  # this block is of the first sequence
+    assert cache.after(60) == 2 * BLOCK * is_sound
+    cache.kv.close(1, keep_prefix=not fails)
+    cache.after(1)
+    keys = [cache.tier._key(digest, 0) for digest in cache.hashes(other).digests]
     kept = [cache.store.find(key) is not None for key in keys]
-    assert kept == [True, False, False], "the first is of another sequence"
+    assert kept == [True, *[is_sound or not fails] * (shared + 1)]
+    cache.after(60)
+    last = cache.tier._key(cache.hashes(LONGER).digests[10], 0)
+    assert (cache.store.find(last) is not None) == (not fails and (may_be_written or shared == 11))
+
+
+@pytest.mark.parametrize("kind", ["dense", "windows"])
+@pytest.mark.parametrize("others", [5, 6, 7, 9, 10, 11])
+def test_a_read_evicts_nothing_of_the_prefix_that_it_continues(
+    tmp_path: Path, others: int, kind: str
+) -> None:
+    ids = LONGER[: 8 * TOKENS + 4]
+    cache = Cache(tmp_path, heaps=3, stage=Windows() if kind == "windows" else None)
+    cache.live(ids)
+    cache.after(60)
+    cache.live([7] * (others * TOKENS + 2))
+    cache.after(0)
+    assert cache.waits(1, ids)
+    cache.after(0)
+    assert not cache.waits(1, ids)
+    assert cache.live(ids) == 8 * TOKENS
+    assert cache.stats.read_bytes > 0
+
+
+@pytest.mark.parametrize("gone", range(8))
+def test_a_block_of_a_window_is_read_and_none_of_the_others_evicted(
+    tmp_path: Path, gone: int
+) -> None:
+    ids = LONGER[: 8 * TOKENS + 4]
+    cache = Cache(tmp_path, heaps=3, stage=Windows())
+    cache.live(ids)
+    cache.after(60)
+    cache.live([7] * 4 * TOKENS)
+    cache.after(0)
+    window = full_group(cache.kv, 1).prefixes
+    block = window.index.find(cache.hashes(ids), gone)
+    assert block is not None
+    window.index._remove(block, evicted=True)
+    window._pool.free(block)
+    cache.live([9] * TOKENS)
+    cache.after(0)
+    assert cache.waits(1, ids)
+    cache.after(0)
+    assert not cache.waits(1, ids)
+    assert cache.live(ids) == 8 * TOKENS
+
+
+@pytest.mark.parametrize("scores", [True, False])
+@pytest.mark.parametrize("blocks", [4, 5, 6, 7, 8])
+def test_what_a_failed_sequence_computed_in_place_of_a_read_window_is_not_found(
+    tmp_path: Path, blocks: int, scores: bool
+) -> None:
+    """It computes all anew: its scores need that, or memory has lost the rows of other layers."""
+    ids = LONGER[: blocks * TOKENS + 4]
+    cache = read_window(tmp_path, ids)
+    hashes = cache.hashes(ids, replace(SALT, may_be_written=False))
+    if scores:
+        hashes.max_cached_tokens = 0
+    else:
+        full_group(cache.kv).prefixes.evict(100)
+    assert cache.kv.open(50, hashes, len(ids), final_tokens=len(ids)) is not None
+    grow(cache.kv, 50, 0, len(ids), ids)
+    cache.kv.step_completed(cache.kv._issued_epoch)
+    own = set(map(id, full_group(cache.kv, 1)._open[50].blocks))
+    cache.kv.close(50, keep_prefix=False)
+    settle(cache.kv, cache.memory)
+    index = full_group(cache.kv, 1).prefixes.index
+    blocks_left = [index.find(hashes, number) for number in range(blocks)]
+    assert not own.intersection(map(id, filter(None, blocks_left)))
+
+
+@pytest.mark.parametrize("blocks", [4, 5, 6, 7, 8])
+def test_a_read_window_stays_if_a_sequence_fails_that_continues_it(
+    tmp_path: Path, blocks: int
+) -> None:
+    ids = LONGER[: blocks * TOKENS + 4]
+    cache = read_window(tmp_path, ids)
+    salt = replace(SALT, may_be_written=False)
+    assert cache.live(LONGER[: (blocks + 2) * TOKENS], salt=salt, keep=False) == blocks * TOKENS
+    assert cache.live(ids, salt=salt) == blocks * TOKENS
+
+
+def read_window(folder: Path, ids: list[int]) -> Cache:
+    """Return a cache that has read a prefix: of the window, only the newest blocks."""
+    cache = Cache(folder, stage=Windows(24, heaps=8))
+    cache.live(ids)
+    cache.after(60)
+    cache = cache.restarted(stage=Windows(24, heaps=8))
+    assert cache.waits(1, ids)
+    cache.after(0)
+    assert not cache.waits(1, ids)
+    cache.kv.stop_waiting(1)
+    return cache
 
 
 def test_what_is_hit_is_written_and_of_a_conversation_the_newest_end_alone(tmp_path: Path) -> None:
@@ -241,8 +360,30 @@ def test_what_a_newer_sequence_shares_with_a_forgotten_one_is_written(
     cache.workers.holds = lambda: False
     cache.after(1)
     hashes = cache.hashes(newer)
-    assert all(cache.store.find(cache.tier._key(hashes, 0, n)) for n in range(5))
+    assert all(cache.store.find(cache.tier._key(each, 0)) for each in hashes.digests[:5])
     assert cache.stats.written_bytes == 8 * BLOCK
+
+
+@pytest.mark.parametrize("first", [1, 2, 5, 8, 10])
+def test_blocks_that_were_due_at_different_times_are_written_in_order(
+    tmp_path: Path, first: int
+) -> None:
+    cache = Cache(tmp_path, heaps=8)
+    cache.live(LONGER)
+    cache.after(60)
+    digests = cache.hashes(LONGER).digests
+    cache.tier._writes_at = cache.clock.now + 1
+    for number in (first, *range(11)):
+        record = cache.store.find(cache.tier._key(digests[number], 0))
+        with cache.store._locked():
+            cache.store._remove([record] if record else [])
+        cache.live([*LONGER[: 11 * TOKENS], 7])
+    cache.workers.holds = lambda: True
+    cache.after(2)
+    assert cache.tier._writing is not None
+    assert cache.tier._writing[1].numbers == [*range(11)]
+    cache.workers.holds = lambda: False
+    assert cache.after(1) == 11 * BLOCK
 
 
 def test_what_memory_has_lost_is_not_written_and_delays_nothing(tmp_path: Path) -> None:
@@ -572,6 +713,93 @@ def test_a_read_goes_on_where_memory_is_refused_until_a_mapping_point_or_for_dra
     assert not cache.waits(2)
 
 
+@pytest.mark.parametrize("blocks", [11, 12, 13, 14, 15, 16])
+def test_blocks_that_wait_to_be_written_keep_no_memory_from_what_runs(
+    tmp_path: Path, blocks: int
+) -> None:
+    """A batch that follows another at once would look like memory that becomes free."""
+    cache = Cache(tmp_path, heaps=5)
+    full_group(cache.kv).most_lent = 1
+    ids = list(range(blocks * TOKENS + 4))
+    cache.workers.holds = lambda: True
+    cache.live(ids)
+    assert join(cache.kv, 1, [*ids, *[5] * 4], salt=SALT, final=320)
+    grow(cache.kv, 1, blocks * TOKENS, 8, [*ids, *[5] * 4])
+    assert join(cache.kv, 2, (18 - blocks) * TOKENS, final=320)
+    grow(cache.kv, 2, 0, (18 - blocks) * TOKENS)
+    cache.workers.holds = lambda: False
+    for _ in range(3):
+        assert not cache.kv.reserve(2, (21 - blocks) * TOKENS)
+        cache.clock.now += 0.2
+        settle(cache.kv, cache.memory)
+    assert not cache.kv.recovering
+    assert cache.stats.pending_writes > blocks - 3
+
+
+@pytest.mark.parametrize("every_s", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_memory_that_is_refused_again_and_again_ends_no_writing(
+    tmp_path: Path, every_s: float
+) -> None:
+    cache = Cache(tmp_path, heaps=8)
+    full_group(cache.kv).most_lent = 1
+    cache.live(LONGER)
+    cache.clock.now += 60
+    for _ in range(int(20 / every_s)):
+        cache.tier.give_up_reads()
+        cache.after(every_s)
+    assert cache.stats.held_bytes == 11 * BLOCK
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+@pytest.mark.parametrize("shared", [1, 2, 3, 6, 9])
+def test_nothing_is_adopted_behind_blocks_that_others_have_computed_anew(
+    tmp_path: Path, shared: int, more: int
+) -> None:
+    cache = Cache(tmp_path, heaps=8)
+    cache.live(LONGER)
+    cache.after(60)
+    cache = cache.restarted(heaps=8)
+    start = LONGER[: shared * TOKENS + 1]
+    assert join(cache.kv, 1, start, salt=SALT)
+    grow(cache.kv, 1, 0, len(start), start)
+    settle(cache.kv, cache.memory)
+    cache.workers.holds = lambda: True
+    assert cache.waits(2, LONGER)
+    cache.kv.close(1, keep_prefix=False)
+    cache.live(LONGER[: (shared + more) * TOKENS + 1])
+    cache.workers.holds = lambda: False
+    cache.tier.update()
+    cache.kv.check_invariants()
+    cache.after(0)
+    assert cache.live(LONGER) == (shared + more) * TOKENS
+
+
+@pytest.mark.parametrize("cached", [0, 1, 2, 5, 9])
+def test_nothing_is_adopted_behind_a_read_block_that_others_have_computed_anew(
+    tmp_path: Path, cached: int
+) -> None:
+    cache = Cache(tmp_path, heaps=8)
+    cache.live(LONGER)
+    cache.after(60)
+    cache = cache.restarted(heaps=8)
+    salt = replace(SALT, may_be_written=False)
+    cache.live(LONGER[: cached * TOKENS + 4], salt=salt)
+    cache.workers.holds = lambda: True
+    assert cache.waits(2, LONGER)
+    assert cache.waits(3, LONGER), "it waits for the same reading"
+    start = LONGER[: (cached + 1) * TOKENS + 1]
+    assert join(cache.kv, 1, start, salt=salt)
+    grow(cache.kv, 1, cached * TOKENS, 1, start)
+    cache.workers.results.append(cache.workers.jobs.pop(0)())
+    cache.tier.update()
+    cache.kv.stop_waiting(2)
+    cache.kv.close(1, keep_prefix=False)
+    cache.live(start, salt=salt)
+    cache.workers.holds = lambda: False
+    cache.tier.update()
+    cache.kv.check_invariants()
+
+
 def test_a_disk_that_seems_slower_than_computing_is_forgiven(written: Cache) -> None:
     cache = written.restarted(seconds=lambda start, end: (end - start) * 2e-4)
     cache.tier._bytes_per_s = 1e6
@@ -668,6 +896,8 @@ def test_a_loan_that_finds_no_buffer_or_mapping_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(group.allocator, "map_shared", lambda *_: False)
         assert group.lend(sequence, [0]) is None
+        patch.setattr(group.allocator, "grow", lambda *_: False)
+        assert group.lend_empty(sequence, range(1)) is None
         patch.setattr(group.buffers, "take", lambda _: None)
         patch.setattr(group.allocator, "map_shared", lambda *_: pytest.fail("there is no buffer"))
         assert group.lend(sequence, [0]) is None
@@ -681,10 +911,70 @@ def test_a_loan_that_finds_no_buffer_or_mapping_changes_nothing(
     settle(cache.kv, cache.memory)
 
 
+@pytest.mark.parametrize("reserved", [1, 3, 4, 5])
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_read_block_is_given_up_if_others_have_reserved_the_block_before(
+    tmp_path: Path, first: int, reserved: int
+) -> None:
+    cache = Cache(tmp_path)
+    group = full_group(cache.kv)
+    sequence = CachedSequence(product.LOAN_ID, cache.hashes(IDS), 0, 0, ENDED)
+    loan = group.lend_empty(sequence, range(3))
+    assert loan is not None
+    cache.live(IDS[: first * TOKENS + 1])
+    assert join(cache.kv, 1, reserved * TOKENS)
+    group.adopt(loan, [first])
+    assert loan.adopted == ({first} if reserved + first <= 5 else set())
+    cache.kv.check_invariants()
+    grow(cache.kv, 1, 0, reserved * TOKENS)
+    group.end_loan(loan)
+    settle(cache.kv, cache.memory)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 7, 8])
+def test_a_window_is_read_only_where_memory_and_mappings_allow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    cache = Cache(tmp_path, stage=Windows())
+    group = full_group(cache.kv, 1)
+    sequence = CachedSequence(product.LOAN_ID, cache.hashes(LONGER), 0, 0, ENDED)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(group.allocator), "may_map", False)
+        assert group.lend_empty(sequence, range(blocks)) is None
+    assert group.allocator.wants_mapping_point
+    lent = group.lend_empty(sequence, range(13 - blocks))
+    assert lent is not None
+    assert group.lend_empty(sequence, range(blocks)) is None, "a block less is free"
+    group.end_loan(lent)
+    settle(cache.kv, cache.memory)
+
+
 def test_a_state_that_was_evicted_is_not_lent(tmp_path: Path) -> None:
     cache = Cache(tmp_path, stage=Stage())
     sequence = CachedSequence(product.LOAN_ID, cache.hashes(IDS), 0, 0, ENDED)
     assert cache.kv._groups[-1].lend(sequence, [0]) is None
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 3, 4, 5])
+def test_a_state_is_written_once_all_sequences_have_their_slots(
+    tmp_path: Path, sequences: int
+) -> None:
+    cache = Cache(tmp_path, stage=Stage(num_slots=sequences * SLOTS_PER_SEQUENCE))
+    cache.live()
+    for number in range(sequences):
+        assert join(cache.kv, number, [number] * 4)
+    cache.after(60)
+    assert cache.stats.held_bytes == 3 * BLOCK
+    with cache.store._locked():
+        cache.store._remove([*cache.store._books.records.values()])
+    sequence = next(iter(cache.tier._due.values()))[1]
+    cache.tier._write_later(sequence, 3, rows_only=True)
+    cache.after(1)
+    cache.after(1)
+    assert cache.stats.held_bytes == 3 * BLOCK, "rows are written although they came later"
+    cache.kv.close(0)
+    cache.after(1)
+    assert cache.stats.held_bytes == 3 * BLOCK + SLOT_BYTES
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
