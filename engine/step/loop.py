@@ -271,8 +271,8 @@ class EngineLoop:
     def _mark_progress(self, worked: bool, has_retired: bool) -> None:
         if self._pipeline.depth:
             self.busy_since = self._clock() if has_retired else self.busy_since
-        elif worked or not self._stalled or self._kv.disk_stats().waiting_reads:
-            self.busy_since = None  # a prompt that waits for the disk is no step that hangs
+        elif worked or not self._stalled or self._kv.transfers_may_end:
+            self.busy_since = None  # what waits for the disk is no step that hangs
 
     def _housekeep(self, busy: bool) -> None:
         now = self._clock()

@@ -43,7 +43,7 @@ from kvcache.block_hashes import BlockHashes
 from kvcache.manager import KVCacheManager
 from kvcache.sequences import Progress
 
-# Prefixes of this many waiting prompts are read from disk at the same time.
+# Prefixes of this many waiting prompts are read from disk although there is no room for them yet.
 READ_AHEAD = 8
 
 
@@ -450,25 +450,30 @@ class Scheduler:
         if len(self._running) > 1:
             self._preempt_youngest()
             return ()
+        if self.kv.transfers_may_end:
+            return ()
         alone = self._running or self._waiting[:1]
         return tuple(self._finish(each, FinishReason.ERROR, NO_MEMORY) for each in list(alone))
 
     def _admit(self) -> None:
         """Admit waiting sequences until one does not fit into memory. Skip second and later answers
-        to a prompt that is not computed yet, and prompts whose prefix is read."""
+        to a prompt that is not computed yet, and prompts whose prefix is read. Then let those that
+        are next read ahead."""
         max_running = 1 if self.holds_back else self.limits.max_num_seqs
-        reading = [each for each in self._waiting[:READ_AHEAD] if self.sharing.waits_for_disk(each)]
-        for sequence in self._waiting[: max(0, max_running - len(self._running))]:
+        room = max(0, max_running - len(self._running))
+        for sequence in self._waiting[:room]:
             if self._running and (sequence.runs_alone or self._running[0].runs_alone):
-                return
-            if sequence in reading or self.sharing.waits_for_parent(sequence):
+                break
+            if self.sharing.waits_for_disk(sequence) or self.sharing.waits_for_parent(sequence):
                 continue
             if not self.sharing.open(sequence):
-                return
+                return  # what is read for others would take memory that this one waits for
             self._waiting.remove(sequence)
             sequence.status = SequenceStatus.RUNNING
             insort(self._running, sequence, key=lambda s: s.order)
             self.sharing.attach_cached([sequence], in_parts=bool(self._waiting))
+        for sequence in self._waiting[:READ_AHEAD]:
+            self.sharing.waits_for_disk(sequence)
 
     def _plan_chunks(self, entries: list[PlanEntry]) -> None:
         """Add entries for chunks of prompts, in order, within the token budget."""

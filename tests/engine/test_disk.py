@@ -16,6 +16,7 @@ from engine.step.token_budget import TokenBudget
 from engine.types import PrefixReport, SamplingParams, TokenEvent
 from kvcache.backends.backend import file_checksum
 from kvcache.block_hashes import PrefixSalt
+from kvcache.manager import KVCacheManager
 from kvcache.sequences import PromptBoundaries
 from kvcache.stats import DiskStats, MissReason
 from kvcache.tier import tier
@@ -253,6 +254,21 @@ def test_answers_go_on_and_end_while_a_disk_never_answers(
     assert life.prefixes[0].miss is MissReason.DISK_LATE
 
 
+@pytest.mark.parametrize("may_end", [True, False])
+def test_a_prompt_that_waits_for_memory_of_a_transfer_is_no_step_that_hangs(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, may_end: bool
+) -> None:
+    engine = Engine(tiny_model)
+    monkeypatch.setattr(KVCacheManager, "open", lambda *_, **__: None)
+    monkeypatch.setattr(KVCacheManager, "transfers_may_end", may_end)
+    monkeypatch.setattr(KVCacheManager, "recovering", True)
+    engine.ask(1, PROMPT)
+    for _ in range(3):
+        engine.loop.run_once()
+    assert (engine.loop.busy_since is None) == may_end
+    engine.end()
+
+
 def test_prompts_with_one_prefix_read_it_once(tiny_model: Path) -> None:
     first = live(tiny_model)
     engine = Engine(tiny_model)
@@ -262,6 +278,19 @@ def test_prompts_with_one_prefix_read_it_once(tiny_model: Path) -> None:
     life = engine.end()
     assert life.tokens == first.tokens * 3
     assert life.disk.read_bytes == live(tiny_model).disk.read_bytes
+
+
+@pytest.mark.parametrize("prompts", [8, 9, 10, 12, 15, 16])
+def test_all_prompts_that_come_together_are_read(tiny_model: Path, prompts: int) -> None:
+    several = [(number, *PROMPT[:64]) for number in range(1, 1 + prompts)]
+    first = live(tiny_model, several)
+    engine = Engine(tiny_model, max_num_seqs=16)
+    for number, prompt in enumerate(several, 1):
+        engine.ask(number, prompt)
+    run_dry(engine.loop)
+    life = engine.end()
+    assert life.tokens == first.tokens
+    assert life.cached == (64,) * prompts
 
 
 def test_an_abort_ends_the_wait_for_records(

@@ -35,6 +35,7 @@ class CountingKV:
     blocks: int
     refuse: bool = False
     recovering: bool = False
+    transfers_may_end: bool = False
     wants_mapping_point: bool = False
     held: dict[int, int] = field(default_factory=dict)
     reserved: dict[int, int] = field(default_factory=dict)
