@@ -10,6 +10,7 @@ from pydantic_core import from_json, to_json
 
 from server.config import LimitsSection
 from server.protocol.answers import Json
+from server.protocol.common import IN_MEMORY
 from server.protocol.responses.items import Item, WireItem
 from server.protocol.responses.request import ResponsesRequest
 from server.protocol.unsupported import Unsupported
@@ -49,6 +50,8 @@ class ResponseStore:
         """Maps a tenant and a response id to the response as JSON and the ids of its items."""
         self._items: dict[tuple[bytes, str], tuple[str, bytes]] = {}
         """Maps (tenant, item id) to (id of the newest response with this item, item as JSON)."""
+        self._in_memory: set[tuple[bytes, str]] = set()
+        """The responses of which nothing may be kept on disk."""
 
     def keep(self, tenant: bytes, stored: StoredResponse) -> None:
         """Store a response, and drop the least recently used ones to stay within the limit."""
@@ -59,6 +62,8 @@ class ResponseStore:
         for (owner, response_id), (_, ids) in dropped:
             self._drop_items(owner, response_id, ids)
         if key not in dict(dropped):
+            if stored.response.get("prompt_cache_retention") == IN_MEMORY:
+                self._in_memory.add(key)
             for item in stored.own_items:
                 self._items[tenant, item["id"]] = (key[1], to_json(item))
 
@@ -82,10 +87,19 @@ class ResponseStore:
         self._drop_items(tenant, response_id, kept[1])
 
     def _drop_items(self, tenant: bytes, response_id: str, item_ids: list[str]) -> None:
+        self._in_memory.discard((tenant, response_id))
         for item_id in item_ids:
             owner, _ = self._items.get((tenant, item_id), (None, None))
             if owner == response_id:
                 del self._items[tenant, item_id]
+
+    def with_retention(self, tenant: bytes, wire: ResponsesRequest) -> ResponsesRequest:
+        """Return the request, which stays in memory if a response does that it takes up."""
+        items = (self._items.get((tenant, one), ("", b"")) for one in wire.referenced)
+        taken_up = {wire.previous_response_id, *(owner for owner, _ in items)}
+        if any((tenant, owner) in self._in_memory for owner in taken_up):
+            return wire.model_copy(update={"prompt_cache_retention": IN_MEMORY})
+        return wire
 
     def conversation(
         self, tenant: bytes, wire: ResponsesRequest, limits: LimitsSection, unsupported: Unsupported

@@ -263,6 +263,22 @@ class RequestFields(FieldsChecked):
     model: str | None = None
 
 
+IN_MEMORY: Literal["in_memory"] = "in_memory"
+
+
+class CachedFields(RequestFields):
+    """Fields of requests with prompts."""
+
+    cache_salt: CacheSalt | None = None
+    """Requests share cached prompts only if their salts are equal."""
+    prompt_cache_retention: Literal["in-memory", "in_memory", "24h"] | None = None
+
+    @property
+    def stays_in_memory(self) -> bool:
+        """True if neither the prompt nor the answer may be kept on disk."""
+        return self.prompt_cache_retention in ("in-memory", IN_MEMORY)
+
+
 class SharedSampling(FieldsChecked):
     """Sampling fields that have the same names in all APIs and in Ollama's ``options``."""
 
@@ -275,7 +291,7 @@ class SharedSampling(FieldsChecked):
     seed: Seed | None = None
 
 
-class SamplingFields(SharedSampling, RequestFields):
+class SamplingFields(SharedSampling, CachedFields):
     """Sampling fields that all APIs share, and further fields of vLLM and similar servers.
     A field that is null counts as missing."""
 
@@ -292,8 +308,6 @@ class SamplingFields(SharedSampling, RequestFields):
         default=None, json_schema_extra={"additionalProperties": BIAS_SCHEMA}
     )
     """``check`` validates the biases, because pydantic would collect all errors of a long list."""
-    cache_salt: CacheSalt | None = None
-    """Requests share cached prompts only if their salts are equal."""
     cache_report: bool | None = None
     """True if ``usage`` must report why the prefix cache had only a part of the prompt."""
     min_tokens: Whole | None = Field(default=None, ge=0, le=2**31 - 1)
@@ -327,11 +341,6 @@ class SamplingFields(SharedSampling, RequestFields):
     @property
     def response_options(self) -> ResponseOptions:
         return ResponseOptions(cache_report=bool(self.cache_report))
-
-    @property
-    def stays_in_memory(self) -> bool:
-        """True if neither the prompt nor the answer may be kept on disk."""
-        return False
 
     @property
     def num_prompts(self) -> int:
@@ -449,7 +458,6 @@ class OpenAISamplingFields(SamplingFields):
     max_tokens: Count | None = None
     stop: str | ListOf[str] | None = None
     n: Whole | None = None
-    prompt_cache_retention: Literal["in-memory", "in_memory", "24h"] | None = None
 
     def check(self, limits: LimitsSection) -> None:
         if not 1 <= self.response_options.choices <= limits.max_choices:
@@ -457,10 +465,6 @@ class OpenAISamplingFields(SamplingFields):
         super().check(limits)
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options needs stream: true.", "stream_options")
-
-    @property
-    def stays_in_memory(self) -> bool:
-        return self.prompt_cache_retention in ("in-memory", "in_memory")
 
     @property
     def response_options(self) -> ResponseOptions:

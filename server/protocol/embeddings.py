@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from engine.types import PrefixSalt, Request, SamplingParams
 from server.config import LimitsSection
-from server.protocol.common import MAX_PRIORITY, CacheSalt, RequestFields, TextsOrIds, Whole
+from server.protocol.common import MAX_PRIORITY, CachedFields, TextsOrIds, Whole
 from server.protocol.fields import refused
 from server.protocol.wire_errors import check_count, invalid
 
@@ -21,7 +21,7 @@ Vectors = np.ndarray
 """A float32 array of shape ``[inputs, dimensions]``, in which each row has length 1."""
 
 
-class EmbeddingRequest(RequestFields):
+class EmbeddingRequest(CachedFields):
     """The body of POST /v1/embeddings. A field that is null counts as missing."""
 
     refused_fields = refused("embeddings")
@@ -32,7 +32,6 @@ class EmbeddingRequest(RequestFields):
     normalize: bool | None = None
     dimensions: Whole | None = Field(default=None, ge=1, le=MAX_DIMENSIONS)
     priority: Whole | None = Field(default=None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
-    cache_salt: CacheSalt | None = None
 
     def check(self, limits: LimitsSection) -> None:
         super().check(limits)

@@ -13,14 +13,14 @@ from server.protocol.chat.request import (
     read_conversation,
 )
 from server.protocol.chat.tools import AsWord, WireTool, WireToolChoice
-from server.protocol.common import CacheSalt, ListOf, RequestFields, TokenIds
+from server.protocol.common import CachedFields, ListOf, RequestFields, TokenIds
 from server.protocol.fields import refused
 from server.protocol.unsupported import Unsupported
 from server.protocol.wire_errors import check_count, invalid
 from server.text.conversation import Conversation
 
 
-class TokenizeRequest(ContinuationFields, ThinkingFields, RequestFields):
+class TokenizeRequest(ContinuationFields, ThinkingFields, CachedFields):
     """The body of POST /tokenize: ``prompt`` (vLLM), ``content`` (llama.cpp) or ``messages``."""
 
     refused_fields = refused("tokenize")
@@ -32,7 +32,6 @@ class TokenizeRequest(ContinuationFields, ThinkingFields, RequestFields):
     tool_choice: Annotated[str | WireToolChoice | None, AsWord] = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    cache_salt: CacheSalt | None = None
 
     def check(self, limits: LimitsSection) -> None:
         super().check(limits)

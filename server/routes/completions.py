@@ -49,7 +49,7 @@ def _add_message_routes(router: APIRouter, service: Service) -> None:
     async def count_tokens(request: Request) -> dict[str, Any]:
         wire = await reader.read(request, CountTokensRequest)
         conversation = reader.conversation(request, wire, "messages")
-        salt = reader.salt(request, wire.cache_salt)
+        salt = reader.salt(request, wire)
         return {"input_tokens": await prompts.count_tokens(conversation, "messages", salt)}
 
 

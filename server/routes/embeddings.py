@@ -45,7 +45,7 @@ async def vectors_of(
     service: Service, request: Request, wire: EmbeddingRequest
 ) -> tuple[Vectors, int]:
     """Return vectors and the number of input tokens. Raises ApiError, ClientDisconnect."""
-    salt = service.reader.salt(request, wire.cache_salt)
+    salt = service.reader.salt(request, wire)
     service.admission.check_vectors(salt.tenant, wire.dimensions)
     inputs = await _inputs(service, wire)
     computing = _vectors(service, wire, inputs, salt, request.state.times)

@@ -98,7 +98,7 @@ def _add_answers(router: APIRouter, service: Service) -> None:
                     raise service.admission.no_engine()
                 unloads = keep_alive_s(wire.keep_alive) == 0
                 return JSONResponse(empty_answer(kind, model.id).nothing(unloads=unloads))
-            salt = reader.salt(request, wire.cache_salt)
+            salt = reader.salt(request, wire)
             service.admission.check_answers(salt.tenant)
             answer = OllamaAnswer(kind, model.id, service.tokenizer.token_bytes)
             prompt = await prompt_of(request, wire, salt)

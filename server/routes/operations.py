@@ -132,7 +132,7 @@ def _add_memory_routes(router: APIRouter, service: Service) -> None:
                 "no_memory_map",
             )
         body, age_s = seen
-        tenant = reader.salt(request).tenant
+        tenant = reader.tenant(request)
         head = {
             "model": service.model.id,
             "engine_alive": service.client.alive,

@@ -12,7 +12,7 @@ from server.chat.admission import Admission
 from server.chat.salts import Salts, request_key
 from server.chat.served_model import ServedModel
 from server.config import Config, LimitsSection
-from server.protocol.common import RequestFields, SamplingFields, limits_by_path
+from server.protocol.common import CachedFields, RequestFields, SamplingFields, limits_by_path
 from server.protocol.unsupported import Api, Unsupported
 from server.protocol.wire_errors import ApiError, from_validation
 from server.text.conversation import Conversation
@@ -68,7 +68,7 @@ class RequestReader:
         """Read a request for answers, and check that the server can accept the request. Return body
         and salt. Raises ApiError like ``read`` and ``Admission.check_answers``."""
         body = await self.read(request, body_type)
-        salt = self.salt(request, body.cache_salt, stays_in_memory=body.stays_in_memory)
+        salt = self.salt(request, body)
         choices = body.response_options.choices
         self.admission.check_answers(salt.tenant, choices, body.num_prompts)
         return body, salt
@@ -79,12 +79,13 @@ class RequestReader:
         body.check(self.config.limits)
         return body
 
-    def salt(
-        self, request: Request, cache_salt: str | None = None, *, stays_in_memory: bool = False
-    ) -> PrefixSalt:
-        """Return the salt of the request's prompts. The arguments are from the request's body."""
+    def salt(self, request: Request, body: CachedFields) -> PrefixSalt:
+        """Return the salt of the request's prompts."""
         key = request_key(request.headers)
-        return self.salts.salt(key, cache_salt, stays_in_memory=stays_in_memory)
+        return self.salts.salt(key, body.cache_salt, stays_in_memory=body.stays_in_memory)
+
+    def tenant(self, request: Request) -> bytes:
+        return self.salts.salt(request_key(request.headers), None).tenant
 
     def conversation(self, request: Request, body: ConversationBody, api: Api) -> Conversation:
         config = self.config

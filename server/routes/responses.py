@@ -29,25 +29,23 @@ def add_routes(router: APIRouter, service: Service) -> None:
     limits = service.config.limits
     store = ResponseStore(limits.max_stored_response_bytes)
 
-    def tenant_of(request: Request) -> bytes:
-        return reader.salt(request).tenant
-
     def conversation_of(
         request: Request, wire: ResponsesRequest
     ) -> tuple[tuple[Json, ...], list[Item], Conversation]:
         unsupported = reader.unsupported(request, "responses")
-        return store.conversation(tenant_of(request), wire, limits, unsupported)
+        return store.conversation(reader.tenant(request), wire, limits, unsupported)
 
     @router.post("/v1/responses", openapi_extra=takes(ResponsesRequest))
     async def create_response(request: Request) -> Response:
         wire, salt = await reader.admit(request, ResponsesRequest)
+        wire = store.with_retention(salt.tenant, wire)
         history, items, conversation = conversation_of(request, wire)
-        prompt = await prompts.prompt(conversation, wire, salt)
+        prompt = await prompts.prompt(conversation, wire, reader.salt(request, wire))
 
         def keep(response: Json) -> None:
             if wire.store is not False:
                 given = (item.stored_form(token_hex(ID_BYTES)) for item in items)
-                store.keep(tenant_of(request), StoredResponse(response, history, tuple(given)))
+                store.keep(salt.tenant, StoredResponse(response, history, tuple(given)))
 
         answer = ResponseAnswer(
             model.new_metadata("resp", "_"),
@@ -64,11 +62,11 @@ def add_routes(router: APIRouter, service: Service) -> None:
     async def count_input_tokens(request: Request) -> Response:
         wire = await reader.read(request, ResponsesRequest)
         _, _, conversation = conversation_of(request, wire)
-        salt = reader.salt(request, wire.cache_salt)
+        salt = reader.salt(request, wire)
         tokens = await prompts.count_tokens(conversation, "input", salt)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
 
-    _add_stored_routes(router, store, tenant_of)
+    _add_stored_routes(router, store, reader.tenant)
 
 
 def _add_stored_routes(

@@ -41,7 +41,7 @@ def add_routes(router: APIRouter, service: Service) -> None:
             )
             return encoded.ids
         conversation = reader.conversation(request, wire, "chat")
-        salt = reader.salt(request, wire.cache_salt)
+        salt = reader.salt(request, wire)
         add_generation_prompt = conversation.continues or wire.add_generation_prompt is not False
         chat = await prompts.encode(
             conversation, "messages", salt, add_generation_prompt=add_generation_prompt

@@ -218,7 +218,7 @@ FLAGS = (
     Refusal("a salt is a text of some letters", "cache_salt",
             ("", "x" * (MAX_CACHE_SALT_CHARS + 1), 5, ["zebra"], "zebra" * 999), apis=ALL),
     Refusal("a cache is kept in memory or longer", "prompt_cache_retention",
-            ("", "1h", 24, True, ["zebra"]), apis=(*OPENAIS, COMPLETIONS)),
+            ("", "1h", 24, True, ["zebra"]), apis=ALL),
     Refusal("a model is named by a text", "model", (5, ["zebra"]), apis=ALL),
     Refusal("options of a stream are fields", "stream_options", ([], True),
             apis=(*OPENAIS, COMPLETIONS)),

@@ -12,9 +12,8 @@ from server.protocol.chat.request import Budget, Effort, TemplateFields, thinkin
 from server.protocol.chat.tools import PlacedTool, collect_tools, read_tool_choice, with_loaded
 from server.protocol.common import (
     MANY_STOPS,
-    CacheSalt,
+    CachedFields,
     ListOf,
-    RequestFields,
     SamplingFields,
     StructureFields,
     Whole,
@@ -389,7 +388,5 @@ class MessagesRequest(ConversationFields, SamplingFields):
         return tuple(self.stop_sequences or ())
 
 
-class CountTokensRequest(ConversationFields, RequestFields):
+class CountTokensRequest(ConversationFields, CachedFields):
     """The body of POST /v1/messages/count_tokens. Other fields of a request are ignored."""
-
-    cache_salt: CacheSalt | None = None

@@ -7,11 +7,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from server.config import LimitsSection
+from server.protocol.answers import Json
 from server.protocol.chat.request import CalledFunction, thinking
 from server.protocol.chat.tools import WireTool, read_tools
 from server.protocol.common import (
     MANY_STOPS,
-    CacheSalt,
+    CachedFields,
     ListOf,
     LogprobFields,
     OpenAISamplingFields,
@@ -126,15 +127,18 @@ Effort = Literal["low", "medium", "high", "max"]
 NEEDS_TEMPLATE = "a raw prompt is not put into the model's template, which that is for"
 
 
-class KeptFields(RequestFields):
+class KeptFields(CachedFields):
     """Fields of all requests that use a model."""
 
     keep_alive: float | str | None = None
-    cache_salt: CacheSalt | None = None
 
     def check(self, limits: LimitsSection) -> None:
         super().check(limits)
         keep_alive_s(self.keep_alive)
+
+    @property
+    def cached_fields(self) -> Json:
+        return self.model_dump(include={*CachedFields.model_fields})
 
 
 class AnswerFields(LogprobFields, KeptFields):
@@ -252,9 +256,7 @@ class OllamaEmbedRequest(KeptFields):
         """The request in the form of /v1/embeddings, or None if the request has no input."""
         if not self.input:
             return None
-        return EmbeddingRequest(
-            input=self.input, dimensions=self.dimensions, cache_salt=self.cache_salt
-        )
+        return EmbeddingRequest(input=self.input, dimensions=self.dimensions, **self.cached_fields)
 
 
 class OllamaEmbeddingsRequest(KeptFields):
@@ -266,4 +268,4 @@ class OllamaEmbeddingsRequest(KeptFields):
     def neutral(self) -> EmbeddingRequest | None:
         if not self.prompt:
             return None
-        return EmbeddingRequest(input=self.prompt, cache_salt=self.cache_salt)
+        return EmbeddingRequest(input=self.prompt, **self.cached_fields)

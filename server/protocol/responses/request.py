@@ -12,6 +12,7 @@ from server.protocol.answers import Json
 from server.protocol.chat.request import ContinuationFields, ReasoningField, ThinkingFields
 from server.protocol.chat.tools import AsWord, read_tool_choice
 from server.protocol.common import (
+    IN_MEMORY,
     MAX_TOP_LOGPROBS,
     Count,
     ListOf,
@@ -26,6 +27,7 @@ from server.protocol.responses.items import (
     Item,
     LoadedToolsItem,
     Placed,
+    ReferenceItem,
     check_begun,
     is_begun,
     read_input,
@@ -165,6 +167,11 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
         """True if reasoning must also be sent as one opaque string."""
         return PACKED_THOUGHTS in (self.include or ())
 
+    @property
+    def referenced(self) -> list[str]:
+        """The ids of the stored items in the input."""
+        return [item.id for item in self.input or () if isinstance(item, ReferenceItem)]
+
     def items(self, stored: Callable[[str], Item | None], unsupported: Unsupported) -> list[Placed]:
         return [] if self.input is None else read_input(self.input, stored, unsupported)
 
@@ -215,6 +222,7 @@ class ResponsesRequest(ContinuationFields, ThinkingFields, StructureFields, Open
             "metadata": self.metadata or {},
             "parallel_tool_calls": conversation.parallel_tool_calls,
             "previous_response_id": self.previous_response_id,
+            "prompt_cache_retention": IN_MEMORY if self.stays_in_memory else None,
             "reasoning": {"effort": self.effort, "summary": None},
             "store": self.store is not False,
             "temperature": params.temperature,
