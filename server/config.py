@@ -13,7 +13,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    create_model,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
@@ -209,6 +217,11 @@ class CacheSection(Section):
     """The settings of the memory for K and V (cached keys and values)."""
 
     heed_pressure: bool = True
+
+    @field_validator("disk_folder", check_fields=False)
+    @classmethod
+    def _named(cls, folder: str | None) -> str | None:
+        return folder or None  # compose files write "" for a variable that is not set
 
 
 class ModelsSection(Section):

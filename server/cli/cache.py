@@ -20,7 +20,7 @@ from server.catalogue.names import printable
 from server.cli.salt_secret import read_salts
 from server.cli.sentences import table
 from server.cli.settings import read_settings
-from server.config import SettingError, engine_config
+from server.config import Config, SettingError, engine_config
 
 HEAD = ("name", "records", "size", "last used")
 TAG_DIGITS = 8
@@ -28,6 +28,10 @@ READABLE = (
     "Whoever can read these files and has the model can turn them back into text: `quire cache "
     "clear` removes them, cache.disk = 0 keeps none."
 )
+
+
+def _settings(file: Path | None, folder: str | None) -> Config:
+    return read_settings(file, {"cache": {"disk_folder": folder}})
 
 
 @contextmanager
@@ -39,7 +43,8 @@ def _records(config: EngineConfig) -> Iterator[RecordStore | None]:
             yield None
             return
         held = usual_held_bytes(folder) if config.disk_bytes is None else config.disk_bytes
-        with closing(RecordStore(folder, TierLimits(held))) as store:
+        limits = TierLimits(held, per_hour=config.disk_hourly_bytes)
+        with closing(RecordStore(folder, limits)) as store:
             yield store
     except (OSError, RuntimeError) as error:
         raise SettingError(f"setting cache.disk_folder: {error}") from error
@@ -54,13 +59,13 @@ def _name(model: ModelSummary) -> str:
     return printable(parts[-1]) if parts else model.tag.hex()[:TAG_DIGITS]
 
 
-def show_cache(file: Path | None) -> str:
+def show_cache(file: Path | None, folder: str | None) -> str:
     """Return what lies on disk, as text. Raises SettingError."""
-    config = engine_config(read_settings(file, {}))
+    config = engine_config(_settings(file, folder))
     with _records(config) as store:
         if store is None:
             return f"{prefixes_folder(config.disk_folder)}: nothing is kept here"
-        summary = store.summary()
+        summary, limits = store.summary(), store.limits
     rows = [
         (
             _name(model),
@@ -74,24 +79,27 @@ def show_cache(file: Path | None) -> str:
         [
             *(table(HEAD, rows) if rows else ()),
             f"{gib(summary.held_bytes)} of {gib(summary.limit_bytes)} at most, "
-            f"{gib(summary.hour_bytes)} written in an hour, {gib(summary.day_bytes)} in a day",
+            f"{gib(summary.hour_bytes)} of {gib(limits.per_hour)} written in an hour, "
+            f"{gib(summary.day_bytes)} of {gib(limits.per_day)} in a day",
             str(prefixes_folder(config.disk_folder)),
             READABLE,
         ]
     )
 
 
-def clear_cache(file: Path | None, model: str | None, key: str | None) -> str:
+def clear_cache(file: Path | None, folder: str | None, model: str | None, key: str | None) -> str:
     """Remove all records, or those of a model, of an API key, or of both. Raises SettingError."""
-    settings = read_settings(file, {})
+    settings = _settings(file, folder)
+    config = engine_config(settings)
     tenant = None
     if key is not None:
         from kvcache.tier.tier import tenant_tag  # it imports MLX
 
         tenant = tenant_tag(read_salts(settings.access.salt_secret_file).salt(key, None).tenant)
-    with _records(engine_config(settings)) as store:
+    with _records(config) as store:
+        place = prefixes_folder(config.disk_folder)
         if store is None:
-            return "There was nothing to remove."
+            return f"{place}: there was nothing to remove"
         tags: list[bytes | None] = [None]
         if model is not None:
             models = {each.tag: _name(each) for each in store.summary().models}
@@ -101,16 +109,19 @@ def clear_cache(file: Path | None, model: str | None, key: str | None) -> str:
                 raise SettingError(f"{model}: nothing of it is on disk, which has {names}")
         removed = [store.clear(tag, tenant) for tag in tags]
     records, nbytes = map(sum, zip(*removed, strict=True))
-    return f"Removed {records} records, {gib(nbytes)}."
+    return f"{place}: removed {records} records, {gib(nbytes)}"
 
 
-def verify_cache(file: Path | None, say: Callable[[str], None]) -> bool:
-    """Read all records, and remove broken ones. Return True if all are whole."""
+def verify_cache(file: Path | None, folder: str | None, say: Callable[[str], None]) -> bool:
+    """Read all records, and remove broken and lost ones. Return True if all are whole."""
     from kvcache.tier.tier import file_checksum  # it imports MLX
 
-    with _records(engine_config(read_settings(file, {}))) as store:
+    with _records(engine_config(_settings(file, folder))) as store:
         results = {} if store is None else store.verify(file_checksum)
-    broken, failed = (len(results.get(one, ())) for one in (ReadResult.BROKEN, ReadResult.FAILED))
-    whole = len(results.get(ReadResult.OK, ()))
-    say(f"{whole} records are whole, {broken} were broken and are removed, {failed} are unreadable")
-    return not broken + failed
+    counts = {one: len(results.get(one, ())) for one in ReadResult}
+    removed = counts[ReadResult.BROKEN] + counts[ReadResult.GONE]
+    say(
+        f"{counts[ReadResult.OK]} records are whole, {removed} were broken or lost and are "
+        f"removed, {counts[ReadResult.FAILED]} are unreadable"
+    )
+    return not removed + counts[ReadResult.FAILED]

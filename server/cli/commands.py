@@ -20,6 +20,7 @@ from server.cli.launch import launch_command
 from server.cli.sentences import HEAD_OF_LINE, OneSentence, say
 from server.cli.service import service_commands
 from server.cli.settings import (
+    DISK_FOLDER_TEXT,
     FLAGS,
     KV_BACKEND_TEXT,
     default_of,
@@ -134,6 +135,7 @@ File = Annotated[
         help="A TOML file; `quire settings` prints one. Without: `quire settings --path`.",
     ),
 ]
+DiskFolder = Annotated[str | None, _flag("cache.disk_folder", DISK_FOLDER_TEXT)]
 KVBackend = Annotated[str | None, _flag("cache.kv_backend", KV_BACKEND_TEXT)]
 
 
@@ -407,16 +409,17 @@ cache = typer.Typer(no_args_is_help=True, help="Show, check and remove the prefi
 
 
 @cache.command("show")
-def _show_cache(config: File = None) -> None:
+def _show_cache(config: File = None, disk_folder: DiskFolder = None) -> None:
     """Show what each model has on disk, and where."""
     from server.cli.cache import show_cache
 
-    typer.echo(show_cache(config))
+    typer.echo(show_cache(config, disk_folder))
 
 
 @cache.command("clear")
 def _clear_cache(
     config: File = None,
+    disk_folder: DiskFolder = None,
     model: Annotated[
         str | None, typer.Option(help="Of this model alone, as `quire cache show` calls it.")
     ] = None,
@@ -427,15 +430,15 @@ def _clear_cache(
     """Remove what is on disk. Servers may run; what they have in memory stays."""
     from server.cli.cache import clear_cache
 
-    typer.echo(clear_cache(config, model, key))
+    typer.echo(clear_cache(config, disk_folder, model, key))
 
 
 @cache.command("verify")
-def _verify_cache(config: File = None) -> None:
+def _verify_cache(config: File = None, disk_folder: DiskFolder = None) -> None:
     """Read all that is on disk, and remove what is broken. Ends with 1 if anything was."""
     from server.cli.cache import verify_cache
 
-    raise typer.Exit(0 if verify_cache(config, typer.echo) else 1)
+    raise typer.Exit(0 if verify_cache(config, disk_folder, typer.echo) else 1)
 
 
 def _parameters_of(arguments: Sequence[str], *names: str) -> dict[str, Any]:

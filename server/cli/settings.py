@@ -16,6 +16,7 @@ from server.shipped import SETTINGS_FILE
 
 FIELDS = {section: tuple(type(values).model_fields) for section, values in Config()}
 LIST = "`quire settings` prints all of them"
+DISK_FOLDER_TEXT = "Folder of the prefixes on disk."
 KV_BACKEND_TEXT = "Kind of memory: auto, sparse, paged, dense or posix."
 # Flag of ``quire serve`` -> setting, type and help text. --set changes every other setting.
 FLAGS: dict[str, tuple[str, type, str]] = {
@@ -30,7 +31,7 @@ FLAGS: dict[str, tuple[str, type, str]] = {
     "heap_size": ("cache.heap_size", str, "Unit of memory taken from the system."),
     "free_slack": ("cache.free_slack", str, "Free memory that is kept for new sequences."),
     "disk": ("cache.disk", str, "Most bytes of prefixes on disk, such as 16GiB; 0 keeps none."),
-    "disk_folder": ("cache.disk_folder", str, "Folder of the prefixes on disk."),
+    "disk_folder": ("cache.disk_folder", str, DISK_FOLDER_TEXT),
     "kv_dtype": ("cache.dtype", str, "Type of K and V: auto, bfloat16, float16 or float32."),
     "max_model_len": ("engine.max_model_len", int, "Tokens of the longest sequence."),
     "max_num_seqs": ("engine.max_num_seqs", int, "Sequences that run at the same time."),

@@ -1,6 +1,7 @@
 """``quire cache``, beside a server that has the same folder open."""
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -52,9 +53,25 @@ def left(store: RecordStore) -> set[int]:
     return {n for n in range(len(RECORDS)) if store.find(key_of(n)) is not None}
 
 
+@pytest.mark.parametrize(
+    ("hourly", "shown"),
+    [
+        ("8GiB", "8.00 GiB"),
+        ("1GiB", "1.00 GiB"),
+        ("64MiB", "64.00 MiB"),
+        ("100GiB", "100.00 GiB"),
+        ("0", "0 bytes"),
+    ],
+)
 def test_what_lies_on_disk_is_shown_by_model(
-    quire: Run, running: RecordStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+    hourly: str,
+    shown: str,
+    quire: Run,
+    running: RecordStore,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("QUIRE_CACHE__DISK_PER_HOUR", hourly)
     monkeypatch.setenv("QUIRE_CACHE__DISK", "16GiB")
     result = quire("cache", "show")
     assert result.exit_code == 0
@@ -66,7 +83,8 @@ def test_what_lies_on_disk_is_shown_by_model(
         [UNNAMED.hex()[:8], "1", "3.00"],
     ]
     assert totals == (
-        "12.00 MiB of 16.00 GiB at most, 12.00 MiB written in an hour, 12.00 MiB in a day"
+        f"12.00 MiB of 16.00 GiB at most, 12.00 MiB of {shown} written in an hour, "
+        "12.00 MiB of 40.00 GiB in a day"
     )
     assert where == str(folder)
     assert "has the model can turn them back into text" in warning
@@ -97,7 +115,7 @@ def test_a_clearing_removes_what_it_names_while_a_server_runs(
     result = quire("cache", "clear", *options)
     removed = len(RECORDS) - len(kept)
     size = f"{3 * removed}.00 MiB" if removed else "0 bytes"
-    assert result.stdout == f"Removed {removed} records, {size}.\n"
+    assert result.stdout == f"{folder}: removed {removed} records, {size}\n"
     assert left(running) == kept
     files = {file.name for file in (folder / "records").glob("*/*")}
     assert files == {key_of(number).hex() for number in kept}
@@ -111,26 +129,86 @@ def test_a_model_that_has_nothing_is_no_reason_to_remove_all(
     assert len(left(running)) == len(RECORDS)
 
 
-def test_broken_records_are_reported_and_removed(
-    quire: Run, running: RecordStore, folder: Path
+@pytest.mark.parametrize(
+    ("broken", "lost"),
+    [({1}, set()), (set(), {0}), (set(), {3}), ({1}, {2}), ({0, 3}, {1}), (set(), {0, 1, 2, 3})],
+)
+def test_broken_and_lost_records_are_reported_and_removed(
+    broken: set[int], lost: set[int], quire: Run, running: RecordStore, folder: Path
 ) -> None:
     assert quire("cache", "verify").exit_code == 0
-    (file,) = (folder / "records").glob(f"*/{key_of(1).hex()}")
-    with file.open("r+b") as stream:
-        stream.seek(NBYTES - 1)
-        stream.write(b"x")
+    for number in broken | lost:
+        (file,) = (folder / "records").glob(f"*/{key_of(number).hex()}")
+        if number in lost:
+            file.unlink()
+        else:
+            os.truncate(file, NBYTES - 1)
     result = quire("cache", "verify")
     assert result.exit_code == 1
-    assert result.stdout.startswith("3 records are whole, 1 were broken and are removed, 0 are")
-    assert left(running) == {0, 2, 3}
+    whole = {0, 1, 2, 3} - broken - lost
+    removed = f"{4 - len(whole)} were broken or lost and are removed"
+    assert result.stdout == f"{len(whole)} records are whole, {removed}, 0 are unreadable\n"
+    assert left(running) == whole
     assert quire("cache", "verify").exit_code == 0
 
 
 def test_a_folder_that_is_not_there_is_not_made(quire: Run, folder: Path) -> None:
     assert quire("cache", "show").stdout == f"{folder}: nothing is kept here\n"
-    assert quire("cache", "clear").stdout == "There was nothing to remove.\n"
+    assert quire("cache", "clear").stdout == f"{folder}: there was nothing to remove\n"
     assert quire("cache", "verify").exit_code == 0
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("configured", ["", "elsewhere"])
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("show",), "{folder}"),
+        (("clear",), "{folder}: removed 4 records, 12.00 MiB"),
+        (("clear", "--key", ""), "{folder}: removed 2 records, 6.00 MiB"),
+        (("verify",), "4 records are whole"),
+    ],
+)
+def test_the_folder_of_a_servers_flag_is_that_of_the_same_flag(
+    command: tuple[str, ...],
+    said: str,
+    configured: str,
+    quire: Run,
+    running: RecordStore,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
+    if configured:
+        monkeypatch.setenv("QUIRE_CACHE__DISK_FOLDER", str(tmp_path / configured))
+    result = quire("cache", *command, "--disk-folder", str(folder))
+    assert result.exit_code == 0
+    assert said.format(folder=folder) in result.stdout
+
+
+@pytest.mark.parametrize("command", ["show", "clear", "verify"])
+@pytest.mark.parametrize("place", ["variable", "flag", "file"])
+def test_an_empty_name_of_the_folder_means_the_usual_one(
+    command: str,
+    place: str,
+    quire: Run,
+    running: RecordStore,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = tmp_path / "settings.toml"
+    settings.write_text('[cache]\ndisk_folder = ""\n' if place == "file" else "")
+    if place == "variable":
+        monkeypatch.setenv("QUIRE_CACHE__DISK_FOLDER", "")
+    flag = ("--disk-folder", "") if place == "flag" else ()
+    result = quire("cache", command, "--config", str(settings), *flag)
+    named = "4 records are whole" if command == "verify" else str(folder)
+    assert named in result.stdout
+    assert left(running) == (set() if command == "clear" else {0, 1, 2, 3})
+    assert not (tmp_path / "index").exists()
 
 
 @pytest.mark.parametrize("command", ["show", "clear", "verify"])
