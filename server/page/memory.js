@@ -22,7 +22,7 @@ const GROUPS = [
   return { parts, value };
 });
 const PARTS = [
-  ["live", "Live tokens", "K and V of open sequences"],
+  ["live", "Live tokens", "K and V of open sequences and of writes to disk"],
   ["partial_tail", "Partial tails", "unused ends of their blocks"],
   ["mapped_ahead", "Mapped ahead", "blocks that hold no token yet"],
   ["cached", "Cached", "kept for prompts that begin alike"],

@@ -16,7 +16,9 @@ from server.protocol.answers import Json
 from server.ray.replica_calls import ReplicaReport
 
 # Fields of EngineStats that describe a running engine. All other fields count events.
-MOMENTARY = ("running", "waiting", "token_budget", "step_seconds", "drafting", "mlx", "disk", "kv")
+MOMENTARY = ("running", "waiting", "token_budget", "step_seconds", "drafting", "mlx", "kv")
+# The same of EngineStats.disk.
+MOMENTARY_DISK = ("held_bytes", "limit_bytes", "pending_writes", "waiting_reads")
 # Fields about an engine's newest steps. Merged statistics contain the largest value, not the sum.
 LARGEST = ("token_budget", "step_seconds", "drafting")
 # Fields with constants that are equal in all replicas. Merging statistics does not add them.
@@ -54,7 +56,8 @@ def _merge(name: str, one: Any, other: Any) -> Any:
 def counters_of(stats: EngineStats) -> EngineStats:
     """Return statistics with only the fields that count events, for an engine that has ended."""
     empty = EngineStats()
-    return replace(stats, **{name: getattr(empty, name) for name in MOMENTARY})
+    disk = replace(stats.disk, **dict.fromkeys(MOMENTARY_DISK, 0))
+    return replace(stats, disk=disk, **{name: getattr(empty, name) for name in MOMENTARY})
 
 
 class Membership:

@@ -1,8 +1,9 @@
 """Who the replicas are."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from engine.figures import Histogram
@@ -16,7 +17,7 @@ from engine.types import (
     MlxMemory,
     SlotStats,
 )
-from kvcache.stats import DiskStats
+from kvcache.stats import NO_DISK, DiskStats
 from server.ray.membership import Membership, ReplicasCollector, counters_of, merge_stats
 from server.ray.replica_calls import ReplicaReport
 from tests.simulation.runner import Clock
@@ -67,7 +68,7 @@ def test_counts_are_added_and_what_is_no_sum_is_the_largest() -> None:
 
 def test_of_an_engine_that_is_gone_its_counters_are_left() -> None:
     left = counters_of(ONE)
-    assert (left.steps, left.running, left.disk, left.kv) == (10, 0, DiskStats(), None)
+    assert (left.steps, left.running, left.kv) == (10, 0, None)
     assert merge_stats([left]).steps == 10
     assert merge_stats([]) == EngineStats()
 
@@ -119,6 +120,20 @@ def test_counters_outlive_their_replica_and_figures_of_the_moment_do_not() -> No
     assert members.stats.steps == 14
     assert members.stats.running == 3
     assert [its.name for its in members.reports] == ["b"]
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b",), ()])
+@pytest.mark.parametrize("field", [field.name for field in fields(DiskStats)])
+def test_what_was_done_with_the_disk_outlives_a_replica_and_what_it_holds_does_not(
+    field: str, names: tuple[str, ...]
+) -> None:
+    members = Membership(5.0, Clock())
+    for name in ("a", "b"):
+        stats = EngineStats(disk=replace(NO_DISK, **{field: 5}))
+        members.hear(replace(REPORT, name=name, stats=stats))
+    members.set_names(names)
+    counts = field in ("read_bytes", "written_bytes", "failures")
+    assert getattr(members.stats.disk, field) == (10 if counts else 5 * len(names))
 
 
 def test_who_says_nothing_for_long_or_has_failed_is_silent_until_he_speaks() -> None:
