@@ -6,6 +6,7 @@ import itertools
 import logging
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+ENGINE_THREADS = {"engine", "monitor"}
+# Longest time, in seconds, that a thread may take to end after its test.
+LONGEST_END_S = 5.0
 NUMBERS = itertools.count()
 
 
@@ -51,6 +55,17 @@ def own_numbers_and_level() -> Iterator[None]:
     level = logging.getLogger().level
     yield
     logging.getLogger().setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def own_threads() -> Iterator[None]:
+    """Fail a test that leaves a thread of an engine behind: a later test would meet its log."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name in ENGINE_THREADS:
+            thread.join(LONGEST_END_S)
+            assert not thread.is_alive(), f"the thread {thread.name} goes on after its test"
 
 
 @pytest.fixture(autouse=True)

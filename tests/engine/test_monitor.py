@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import os
+import queue
 import re
 import threading
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +19,7 @@ from engine.messages import CheckModel
 from engine.monitor import LONGEST_BREAK_S, EngineMonitor, Watchdog
 from engine.power import KeepAwake, SleepDetector
 from engine.types import EngineDeadError, FinishReason, Request, SamplingParams
+from tests.conftest import ENGINE_THREADS
 from tests.engines import recall_client, submit
 from tests.server.harness import Gate, ScriptedModel, eventually, start_engine
 from tests.simulation.runner import Clock
@@ -40,6 +42,17 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks come at once."""
     monkeypatch.setattr(module, "POLL_S", 0.001)
     monkeypatch.setattr(module, "SHUTDOWN_GRACE_S", 0.05)
+
+
+def test_threads_of_an_engine_have_the_names_that_each_test_must_leave_none_of() -> None:
+    before = set(threading.enumerate())
+    engine = start_engine()
+    monitor = EngineMonitor(engine.client, watchdog_s=WAIT_S, pressure=None, exit_code=exit_code)
+    monitor.start()
+    names = {thread.name for thread in set(threading.enumerate()) - before}
+    monitor.stop()
+    engine.stop()
+    assert names == ENGINE_THREADS
 
 
 async def test_fault_10_a_step_that_hangs_ends_streams_and_process(
@@ -260,12 +273,14 @@ async def test_a_request_that_comes_after_a_sleep_comes_after_the_check() -> Non
     engine.gate.close()
     day.now = 3600.0
     assert client._loop is not None
-    told: list[object] = []
-    client._loop.mailbox = cast(Any, SimpleNamespace(put=told.append))
-    stream = submit(client, (1, 2), PARAMS)
-    assert [type(message) for message in told] == [CheckModel, Request]
-    stream.close()
-    engine.gate.open()
+    mailbox = client._loop.mailbox = Mock(wraps=queue.SimpleQueue())
+    try:
+        stream = submit(client, (1, 2), PARAMS)
+        messages = [type(call.args[0]) for call in mailbox.put.call_args_list]
+        assert messages == [CheckModel, Request]
+        stream.close()
+    finally:
+        engine.stop()
 
 
 def test_a_machine_is_kept_awake_while_there_are_requests() -> None:
