@@ -210,8 +210,8 @@ class Soak:
         self.refused_s, self.closed_s, self.late_s = [], [], 0.0
 
     async def _sample(self) -> None:
-        if self.requests:
-            self.samples.append(await self._pool())
+        if self.requests and (pool := await self._pool()):
+            self.samples.append(pool)
 
     # --- clients --------------------------------------------------------------------------------
 
@@ -299,14 +299,18 @@ class Soak:
         limit_s = HONEST_REST_LIMIT_S if self.requests else REST_LIMIT_S
         while True:
             rest = await self._look()
+            if rest is None:
+                continue
             waited_s = time.monotonic() - started
             first = self.rests[0] if self.rests else rest
             if (rest.is_quiet and not rest.problems(first)) or waited_s > limit_s:
                 return rest
             await asyncio.sleep(REST_POLL_S)
 
-    async def _look(self) -> Rest:
+    async def _look(self) -> Rest | None:
         pool = await self._pool()
+        if pool is None:
+            return None
         own = [c for c in self.process.net_connections("tcp") if c.status != psutil.CONN_LISTEN]
         return Rest(
             pool=pool,
@@ -321,9 +325,12 @@ class Soak:
         """The most of all samples."""
         return max((pool.excess_bytes for pool in self.samples), default=0)
 
-    async def _pool(self) -> Pool:
-        """Raises ConnectionError where it is refused, or cut off."""
+    async def _pool(self) -> Pool | None:
+        """Return None if this program sent its request so late that the server had to close the
+        connection. Raises ConnectionError where it is refused, or cut off."""
         told = await clients.one_of_many(self.port, METRICS)
+        if told.status != 200 and told.sent_s > RECEIVE_S:
+            return None
         if told.status != 200:
             raise ConnectionError(told.outcome)
         values = {

@@ -3,17 +3,22 @@
 import signal
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from unittest.mock import AsyncMock
 
+import psutil
 import pytest
 
-from tests.abuse.clients import chat_request, crowd
+from tests.abuse import clients
+from tests.abuse.clients import Ending, chat_request, crowd
 from tests.abuse.costs import Cost, main, problems
 from tests.abuse.crowd import outcome_of
 from tests.abuse.limit_rows import COMPLETIONS
 from tests.abuse.processes import END_LIMIT_S, SMALL, serving
-from tests.abuse.soak import DEMO, soak
+from tests.abuse.soak import DEMO, RECEIVE_S, Soak, soak
 from tests.clients.servers import QUIRE
 from tests.fuzz.judgement import MIB
 
@@ -44,6 +49,19 @@ def test_honest_clients_leave_nothing_behind_and_copy_nothing() -> None:
     assert run.problems == [], run.report()
     assert set(run.outcomes) == {"honest: 200", "honest: open"}, run.report()
     assert run.outcomes.total() == 60
+
+
+@pytest.mark.parametrize("received", [b"", b"HTTP/1.1 408 Request Timeout\r\n\r\n"])
+@pytest.mark.parametrize("sent_s", [0.0, 0.9, 1.1, 1.4, 5.0])
+async def test_a_sample_that_the_program_itself_asks_for_late_is_none(
+    monkeypatch: pytest.MonkeyPatch, received: bytes, sent_s: float
+) -> None:
+    closed = AsyncMock(return_value=Ending(received, seconds=sent_s, sent_s=sent_s))
+    monkeypatch.setattr(clients, "one_of_many", closed)
+    run = Soak(port=0, process=psutil.Process(), random=Random(1), requests=1)
+    with nullcontext() if sent_s > RECEIVE_S else pytest.raises(ConnectionError):
+        await run._sample()
+    assert run.samples == []
 
 
 HALF = Cost(5, 5000, 200, b"a", 1.0, 1.0, 40 * MIB, 0.0)
