@@ -84,14 +84,15 @@ def read_mistakes() -> list[Mistake]:
 
 
 def pattern(expression: str) -> re.Pattern[str]:
-    """Match an expression with any white space, and with a comma before a bracket that closes."""
+    """Match an expression with any white space, and with a comma before a bracket that closes. Of
+    ``a.b``, ``a`` alone is no expression."""
     tokens = []
     for token in re.findall(r"\w+|[^\w\s]", expression):
         if token in ")]}":
             tokens.append(rf"(?:,\s*)?\{token}")
         else:
             tokens.append(rf"\b{token}\b" if re.match(r"\w", token) else re.escape(token))
-    return re.compile(r"\s*".join(tokens))
+    return re.compile(r"\s*".join(tokens) + r"(?!\.\w|->)")
 
 
 def python_functions(text: str, name: str) -> Iterator[tuple[int, int]]:

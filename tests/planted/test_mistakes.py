@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.planted.suites import ROOT, AnchorError, read_mistakes, try_simulation
+from tests.planted.suites import ROOT, AnchorError, pattern, read_mistakes, try_simulation
 
 # Those that the first seeds find; the suite has many more, and takes an hour.
 SWITCHES = {
@@ -11,6 +11,12 @@ SWITCHES = {
     "a slow reader is never cut": "--slow-readers",
     "memory is mapped beside steps": "--mapping-points",
 }
+
+
+@pytest.mark.parametrize("text", ["end.at", "end->at", "2 < end.at", "end.at(1)", "(end.at + 1)"])
+def test_a_mistake_does_not_replace_a_value_whose_member_is_used(text: str) -> None:
+    assert pattern("end").search(text) is None
+    assert pattern("end.at" if "." in text else "end->at").search(text)
 
 
 def test_what_a_mistake_replaces_stands_in_its_function_once() -> None:
