@@ -24,6 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -78,6 +79,10 @@ WHOLE = {False: b'"finish_reason"', True: b"data: [DONE]"}
 """What an answer that is complete has, by whether it is a stream."""
 # What a process may have grown by, in all rounds together: allocators keep what they once had.
 GROWTH_LIMIT_BYTES = 48 * MIB
+
+
+class LateError(ConnectionError):
+    """This program sent a request so late that the server had to close the connection."""
 
 
 class Pool(NamedTuple):
@@ -210,8 +215,9 @@ class Soak:
         self.refused_s, self.closed_s, self.late_s = [], [], 0.0
 
     async def _sample(self) -> None:
-        if self.requests and (pool := await self._pool()):
-            self.samples.append(pool)
+        if self.requests:
+            with suppress(LateError):
+                self.samples.append(await self._pool())
 
     # --- clients --------------------------------------------------------------------------------
 
@@ -298,19 +304,16 @@ class Soak:
         started = time.monotonic()
         limit_s = HONEST_REST_LIMIT_S if self.requests else REST_LIMIT_S
         while True:
-            rest = await self._look()
-            if rest is None:
-                continue
-            waited_s = time.monotonic() - started
-            first = self.rests[0] if self.rests else rest
-            if (rest.is_quiet and not rest.problems(first)) or waited_s > limit_s:
-                return rest
+            with suppress(LateError):
+                rest = await self._look()
+                waited_s = time.monotonic() - started
+                first = self.rests[0] if self.rests else rest
+                if (rest.is_quiet and not rest.problems(first)) or waited_s > limit_s:
+                    return rest
             await asyncio.sleep(REST_POLL_S)
 
-    async def _look(self) -> Rest | None:
+    async def _look(self) -> Rest:
         pool = await self._pool()
-        if pool is None:
-            return None
         own = [c for c in self.process.net_connections("tcp") if c.status != psutil.CONN_LISTEN]
         return Rest(
             pool=pool,
@@ -325,12 +328,11 @@ class Soak:
         """The most of all samples."""
         return max((pool.excess_bytes for pool in self.samples), default=0)
 
-    async def _pool(self) -> Pool | None:
-        """Return None if this program sent its request so late that the server had to close the
-        connection. Raises ConnectionError where it is refused, or cut off."""
+    async def _pool(self) -> Pool:
+        """Raises LateError, or ConnectionError where it is refused, or cut off."""
         told = await clients.one_of_many(self.port, METRICS)
-        if told.status != 200 and told.sent_s > RECEIVE_S:
-            return None
+        if told.status in (None, 408) and told.sent_s > RECEIVE_S:
+            raise LateError(told.outcome)
         if told.status != 200:
             raise ConnectionError(told.outcome)
         values = {
